@@ -1,0 +1,1 @@
+"""The door: HTTP and gRPC in front of the cluster."""

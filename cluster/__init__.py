@@ -1,0 +1,1 @@
+"""The cluster: placement, fan-out, hosts, coordinator, embedders, settings and the Ray handle."""

@@ -1,0 +1,1 @@
+"""The engine: one shard of one namespace, plain Python without Ray."""

@@ -1,0 +1,237 @@
+"""Every error that mindgrid raises on purpose, in one tree, sorted by who can act on it.
+
+MindgridError
+├── CallerError                the request must change
+│   ├── InvalidRequest         a value is wrong: names the field and its limit
+│   ├── NotFound               no such namespace or record
+│   ├── PreconditionFailed     `if_version` does not hold: names the current version
+│   ├── Unimplemented          a promise of a later release
+│   ├── Unauthenticated        no credential, or one that does not verify
+│   ├── PermissionDenied       a credential that does not cover the call
+│   ├── TooLarge               the body is over the limit
+│   └── Exhausted              a queue or a rate is full: slow down
+├── RetryError                 the same request may succeed later
+│   ├── Unavailable            a shard, host or embedder does not answer: names it and why
+│   ├── DeadlineExceeded       the time given ran out
+│   └── Moved                  the routing table is old: fetch it and start over (never leaves the cluster)
+└── OperatorError              someone must look at the machine
+    ├── Corruption             stored bytes are not what was written: names the file
+    ├── StorageLocked          another process owns the folder
+    └── ConfigError            the configuration cannot be used: names the line
+
+Data sits in fields, words in `__str__`. Every field goes to `super().__init__` in order, so that
+pickle, and with it Ray, can build the same error on the other side.
+"""
+
+from __future__ import annotations
+
+
+class MindgridError(Exception):
+    """The root; never raised itself."""
+
+
+class CallerError(MindgridError):
+    """The request must change before it can succeed."""
+
+
+class RetryError(MindgridError):
+    """The same request may succeed later."""
+
+
+class OperatorError(MindgridError):
+    """Someone must look at the machine or its configuration."""
+
+
+class InvalidRequest(CallerError):
+    """A value of the request is not allowed."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(field, problem)
+        self.field = field
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}" if self.field else self.problem
+
+
+class NotFound(CallerError):
+    """The named thing does not exist."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(kind, name)
+        self.kind = kind
+        self.name = name
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name!r} does not exist"
+
+
+class PreconditionFailed(CallerError):
+    """The record is at another version than `if_version` asks for."""
+
+    def __init__(self, id: str, expected: int, current: int) -> None:
+        super().__init__(id, expected, current)
+        self.id = id
+        self.expected = expected
+        self.current = current
+
+    def __str__(self) -> str:
+        return (
+            f"record {self.id!r}: if_version is {self.expected}, "
+            f"but the current version is {self.current}; nothing was changed"
+        )
+
+
+class Unimplemented(CallerError):
+    """A promise that this release does not keep yet."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Unauthenticated(CallerError):
+    """The credential is missing or does not verify."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class PermissionDenied(CallerError):
+    """The credential does not cover the call."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class TooLarge(CallerError):
+    """The body is over the limit."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int) -> None:
+        super().__init__(size_bytes, limit_bytes)
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"the request body of {self.size_bytes} bytes is over the limit of "
+            f"{self.limit_bytes} bytes (server.http.body_bytes_max); send smaller batches"
+        )
+
+
+class Exhausted(CallerError):
+    """A bounded queue is full."""
+
+    def __init__(self, what: str, limit: int) -> None:
+        super().__init__(what, limit)
+        self.what = what
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"{self.what} is full (limit {self.limit}); retry later or with fewer clients"
+
+
+class Unavailable(RetryError):
+    """A part does not answer now; `what` names it, `reason` says why."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what = what
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.what} is unavailable: {self.reason}"
+
+
+class DeadlineExceeded(RetryError):
+    """The time given to the call ran out."""
+
+    def __init__(self, what: str, deadline_s: float) -> None:
+        super().__init__(what, deadline_s)
+        self.what = what
+        self.deadline_s = deadline_s
+
+    def __str__(self) -> str:
+        return f"{self.what} did not answer within {self.deadline_s:g} s"
+
+
+class Moved(RetryError):
+    """The caller's routing table is older than the host's."""
+
+    def __init__(self, shard: str, epoch: int) -> None:
+        super().__init__(shard, epoch)
+        self.shard = shard
+        self.epoch = epoch
+
+    def __str__(self) -> str:
+        return f"shard {self.shard} has moved (epoch {self.epoch} is not this host's)"
+
+
+class Corruption(OperatorError):
+    """Stored bytes are not what was written; nothing of them is served."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(path, problem)
+        self.path = path
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} is damaged: {self.problem}. Nothing of this shard is served; "
+            "restore its folder from a backup"
+        )
+
+
+class StorageLocked(OperatorError):
+    """Another process owns the folder."""
+
+    def __init__(self, path: str, owner: str) -> None:
+        super().__init__(path, owner)
+        self.path = path
+        self.owner = owner
+
+    def __str__(self) -> str:
+        return f"{self.path} is in use by {self.owner}; stop that process or choose another storage.path"
+
+
+class ConfigError(OperatorError):
+    """The configuration cannot be used."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, problem)
+        self.where = where
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}" if self.where else self.problem
+
+
+def _leaves(root: type[MindgridError]) -> dict[str, type[MindgridError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_leaves(child))
+    return found
+
+
+def pack(error: MindgridError) -> tuple[str, list[str | int | float]]:
+    """Return the error's name and fields, for the bytes between two processes."""
+    return type(error).__name__, list(error.args)
+
+
+def unpack(name: str, fields: list[str | int | float]) -> MindgridError:
+    """Return the error that `pack` took apart."""
+    return BY_NAME[name](*fields)
+
+
+BY_NAME: dict[str, type[MindgridError]] = _leaves(MindgridError)

@@ -1,0 +1,197 @@
+"""The values that cross the engine's surface: records, commands with their results, queries with their answers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgrid.shards.clock import Instant
+
+Vector = NDArray[np.float32]
+"""float32, one dimension, C-contiguous."""
+
+ID_BYTES_MAX = 512
+TOP_K_DEFAULT = 10
+TOP_K_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The identity of an embedding model; vectors of two spaces are never compared."""
+
+    provider: str
+    model: str
+    revision: str
+    dimensions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A record as a writer hands it in: id chosen, vector there, times unset where the shard decides."""
+
+    id: str
+    content: str
+    vector: Vector
+    payload: bytes = b""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    created_at: Instant | None = None
+    valid_from: Instant | None = None
+    valid_to: Instant | None = None
+    deleted_at: Instant | None = None
+    supersedes: tuple[str, ...] = ()
+    source: str = ""
+    if_version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored record, as one instant of the store's knowledge saw it.
+
+    What an answer leaves out is empty: `vector` has length 0, `payload` and `content` too.
+    """
+
+    id: str
+    content: str
+    vector: Vector
+    payload: bytes
+    metadata: Mapping[str, str]
+    created_at: Instant
+    valid_from: Instant
+    valid_to: Instant | None
+    deleted_at: Instant | None
+    supersedes: tuple[str, ...]
+    source: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Write all drafts or none. An empty `transaction_id` is never remembered."""
+
+    transaction_id: str
+    drafts: tuple[Draft, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Tombstone a record, or with `hard` remove it at every instant of knowledge."""
+
+    transaction_id: str
+    id: str
+    hard: bool = False
+
+
+Command = Upsert | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Upserted:
+    """The new versions, aligned with the drafts, and when the commit took effect."""
+
+    versions: tuple[int, ...]
+    committed_at: Instant
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """Whether there was a record to delete, and when the commit took effect."""
+
+    existed: bool
+    committed_at: Instant
+
+
+Result = Upserted | Deleted
+
+
+class PredicateOp(enum.Enum):
+    """How a metadata value is compared; EQ, NEQ and IN as strings, the others as float64."""
+
+    EQ = 1
+    NEQ = 2
+    GT = 3
+    GTE = 4
+    LT = 5
+    LTE = 6
+    IN = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Predicate:
+    """One comparison with the value under `key`; a record without the key never matches."""
+
+    key: str
+    op: PredicateOp
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records a read may return; the parts are ANDed, an empty one matches everything."""
+
+    equals: Mapping[str, str] = field(default_factory=dict)
+    predicates: tuple[Predicate, ...] = ()
+    created_after: Instant | None = None
+    created_before: Instant | None = None
+    as_of: Instant | None = None
+    known_at: Instant | None = None
+    include_invalidated: bool = False
+
+
+class Want(enum.IntFlag):
+    """Which parts of a record an answer carries beside its id."""
+
+    ID = 0
+    VALUES = 1
+    """Content, metadata, source, supersedes, version and the lifecycle columns."""
+    PAYLOAD = 2
+    VECTOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The `top_k` records nearest to `vector` by cosine among those `selection` allows."""
+
+    vector: Vector
+    top_k: int = TOP_K_DEFAULT
+    selection: Selection = field(default_factory=Selection)
+    want: Want = Want.VALUES
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """When a read takes place.
+
+    A shard answers at the later of `at` and its newest commit and names that instant; with
+    `exactly` it answers at `at` itself, which must not be in its future.
+    """
+
+    at: Instant
+    exactly: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One record found; `score` is the cosine in [-1, 1], float32 precision."""
+
+    id: str
+    score: float
+    record: Record | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The hits of one query, best first, ties to the smaller id.
+
+    `instant` is the instant answered at; `exact` says that no better record can have been missed;
+    `scanned` counts the vectors that were compared.
+    """
+
+    hits: tuple[Hit, ...]
+    instant: Instant
+    exact: bool
+    scanned: int
