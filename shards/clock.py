@@ -1,4 +1,4 @@
-"""Time as the engine sees it: whole microseconds since 1970 in UTC, from a clock that is passed in."""
+"""Time as the engine sees it: whole microseconds since 1970, from a clock that is passed in."""
 
 from __future__ import annotations
 

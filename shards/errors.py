@@ -13,7 +13,7 @@ MindgridError
 ├── RetryError                 the same request may succeed later
 │   ├── Unavailable            a shard, host or embedder does not answer: names it and why
 │   ├── DeadlineExceeded       the time given ran out
-│   └── Moved                  the routing table is old: fetch it and start over (never leaves the cluster)
+│   └── Moved                  the routing table is old: fetch it and start over
 └── OperatorError              someone must look at the machine
     ├── Corruption             stored bytes are not what was written: names the file
     ├── StorageLocked          another process owns the folder
@@ -202,7 +202,8 @@ class StorageLocked(OperatorError):
         self.owner = owner
 
     def __str__(self) -> str:
-        return f"{self.path} is in use by {self.owner}; stop that process or choose another storage.path"
+        return f"{self.path} is in use by {self.owner}; "
+            "stop that process or choose another storage.path"
 
 
 class ConfigError(OperatorError):

@@ -1,4 +1,4 @@
-"""The values that cross the engine's surface: records, commands with their results, queries with their answers."""
+"""The values that cross the engine's surface: records, commands and queries, and their answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A record as a writer hands it in: id chosen, vector there, times unset where the shard decides."""
+    """A record as a writer hands it in: id chosen, times unset where the shard decides.
+
+    `vector` has length 0 until the content is embedded; a shard takes only drafts with a vector.
+    """
 
     id: str
     content: str
@@ -153,7 +156,10 @@ class Want(enum.IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The `top_k` records nearest to `vector` by cosine among those `selection` allows."""
+    """The `top_k` records nearest to `vector` by cosine among those `selection` allows.
+
+    `vector` has length 0 until the query's text is embedded; a shard takes only embedded queries.
+    """
 
     vector: Vector
     top_k: int = TOP_K_DEFAULT
