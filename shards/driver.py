@@ -30,7 +30,7 @@ class ShardStatus:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The records asked for by id, None where none is visible, and the instant they were read at."""
+    """The records asked for by id, None where none is visible, and the instant of the read."""
 
     records: tuple[Record | None, ...]
     instant: Instant

@@ -202,8 +202,10 @@ class StorageLocked(OperatorError):
         self.owner = owner
 
     def __str__(self) -> str:
-        return f"{self.path} is in use by {self.owner}; "
+        return (
+            f"{self.path} is in use by {self.owner}; "
             "stop that process or choose another storage.path"
+        )
 
 
 class ConfigError(OperatorError):
