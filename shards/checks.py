@@ -1,0 +1,232 @@
+"""What a command or a query must satisfy before any shard sees it, in one place for every caller.
+
+HTTP and Ray handles call the same functions, so the verdicts and their words are the same. All
+are pure; they raise InvalidRequest naming the field as the wire calls it, or return what is asked
+of the engine. A shard asserts these rules and words no errors of its own.
+
+`valid_to` before `valid_from` is accepted: such a record is valid at no instant and so is never
+found by default, but it is stored as it was given, which is what an audit wants.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mindgrid.shards.clock import YEAR_1, YEAR_9999, Instant
+from mindgrid.shards.errors import InvalidRequest
+from mindgrid.shards.types import (
+    ID_BYTES_MAX,
+    TOP_K_DEFAULT,
+    TOP_K_MAX,
+    Command,
+    Delete,
+    Draft,
+    Predicate,
+    PredicateOp,
+    Query,
+    Selection,
+    Space,
+    Vector,
+)
+
+VERSION_MAX = 2**64 - 1
+
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_NUMERIC_OPS = frozenset({PredicateOp.GT, PredicateOp.GTE, PredicateOp.LT, PredicateOp.LTE})
+
+
+def numeric(value: str) -> float | None:
+    """Return the float64 that `value` spells as an ASCII decimal, or None if it spells none.
+
+    `float()` alone would also take blanks, underscores, other scripts' digits, `nan` and `inf`;
+    `1e999` spells a number that float64 does not hold, and so is None too.
+    """
+    if _NUMBER.fullmatch(value) is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else None
+
+
+def to_vector(values: Sequence[float] | Vector, field: str) -> Vector:
+    """Return `values` as a contiguous float32 vector that shares nothing with them.
+
+    A value beyond float32 becomes infinite here, and is then refused by its index.
+    """
+    try:
+        with np.errstate(over="ignore"):
+            vector = np.array(values, dtype=np.float32, order="C")
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(field, "must be a list of numbers") from error
+    if vector.ndim != 1:
+        raise InvalidRequest(field, f"must be one list of numbers, not {vector.ndim} dimensions")
+    return vector
+
+
+def check_command(command: Command, space: Space) -> None:
+    """Refuse a command with any value that a shard could not keep."""
+    _check_text(command.transaction_id, "transaction_id", bytes_max=ID_BYTES_MAX)
+    if isinstance(command, Delete):
+        check_id(command.id, "id")
+        return
+    for index, draft in enumerate(command.drafts):
+        check_draft(draft, space, index)
+
+
+def check_draft(draft: Draft, space: Space, index: int) -> None:
+    """Refuse the draft at `index` of its batch; its vector may still be to be embedded."""
+    try:
+        _check_draft(draft, space)
+    except InvalidRequest as error:
+        # Names are put together only once something is wrong: a batch has thousands of drafts.
+        raise InvalidRequest(f"records[{index}].{error.field}", error.problem) from None
+
+
+def check_query(query: Query, space: Space, text: str = "") -> Query:
+    """Return the query with its effective top_k; refuse it unless it has either text or vector.
+
+    `text` is what will be embedded; empty where the caller brings a vector.
+    """
+    _check_text(text, "query_text")
+    if text and len(query.vector):
+        raise InvalidRequest("query_vector", "set either query_text or query_vector, not both")
+    if not text and not len(query.vector):
+        raise InvalidRequest("query_text", "set either query_text or query_vector; both are empty")
+    if len(query.vector):
+        check_vector(query.vector, space, "query_vector")
+    check_selection(query.selection)
+    return replace(query, top_k=check_top_k(query.top_k))
+
+
+def check_top_k(top_k: int) -> int:
+    """Return how many hits are wanted; 0 stands for the default."""
+    if not 0 <= top_k <= TOP_K_MAX:
+        raise InvalidRequest("top_k", f"is {top_k}, but must be from 0 to {TOP_K_MAX}")
+    return top_k or TOP_K_DEFAULT
+
+
+def check_selection(selection: Selection) -> None:
+    """Refuse a selection that no record could be compared with."""
+    _check_map(selection.equals, "filter")
+    for index, predicate in enumerate(selection.predicates):
+        _check_predicate(predicate, f"predicates[{index}]")
+    _check_time(selection.created_after, "created_after")
+    _check_time(selection.created_before, "created_before")
+    _check_time(selection.as_of, "as_of")
+    _check_time(selection.known_at, "known_at")
+
+
+def check_ids(ids: Iterable[str], field: str = "ids") -> None:
+    """Refuse a list with any id that no record can have."""
+    for index, id in enumerate(ids):
+        try:
+            check_id(id, field)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{field}[{index}]", error.problem) from None
+
+
+def check_id(id: str, field: str) -> None:
+    """Refuse an id that is empty, too long, or not Unicode text."""
+    _check_text(id, field, bytes_max=ID_BYTES_MAX)
+    if not id:
+        raise InvalidRequest(field, "must not be empty")
+
+
+def check_vector(vector: Vector, space: Space, field: str) -> None:
+    """Refuse a vector of another length than the space's, with a bad value, or all zeros."""
+    if len(vector) != space.dimensions:
+        raise InvalidRequest(
+            field,
+            f"has {len(vector)} values, but the namespace's embedder "
+            f"{space.provider}/{space.model} has {space.dimensions} dimensions",
+        )
+    # One product answers nearly always: it is a positive number only if every value is finite
+    # and one is not zero. An overflow or underflow of the sum itself is left to the slow path.
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        square = float(vector.dot(vector))
+    if 0.0 < square < math.inf:
+        return
+    bad = np.flatnonzero(~np.isfinite(vector))
+    if len(bad):
+        raise InvalidRequest(
+            field, f"value {bad[0]} is not a finite float32 (found {vector[bad[0]]})"
+        )
+    if not vector.any():
+        raise InvalidRequest(field, "is all zeros, and so has no direction to compare")
+
+
+def _check_draft(draft: Draft, space: Space) -> None:
+    check_id(draft.id, "id")
+    _check_text(draft.content, "content")
+    if len(draft.vector):
+        check_vector(draft.vector, space, "vector")
+    elif not draft.content:
+        raise InvalidRequest("content", "set content or vector; both are empty")
+    if not isinstance(draft.payload, bytes):
+        raise InvalidRequest("payload", f"must be bytes, not {type(draft.payload).__name__}")
+    _check_map(draft.metadata, "metadata")
+    _check_time(draft.created_at, "created_at")
+    _check_time(draft.valid_from, "valid_from")
+    _check_time(draft.valid_to, "valid_to")
+    _check_time(draft.deleted_at, "deleted_at")
+    check_ids(draft.supersedes, "supersedes")
+    _check_text(draft.source, "source")
+    if draft.if_version is not None and not 0 <= draft.if_version <= VERSION_MAX:
+        raise InvalidRequest(
+            "if_version", f"is {draft.if_version}, but must be from 0 to {VERSION_MAX}"
+        )
+
+
+def _check_predicate(predicate: Predicate, field: str) -> None:
+    if not predicate.key:
+        raise InvalidRequest(f"{field}.key", "must not be empty")
+    _check_text(predicate.key, f"{field}.key")
+    for value in predicate.values:
+        _check_text(value, f"{field}.values")
+    count = len(predicate.values)
+    if predicate.op is PredicateOp.IN:
+        if count == 0:
+            raise InvalidRequest(f"{field}.values", "IN takes one or more values, but has none")
+    elif count != 1:
+        raise InvalidRequest(
+            f"{field}.values", f"{predicate.op.name} takes exactly one value, but has {count}"
+        )
+    if predicate.op in _NUMERIC_OPS and numeric(predicate.values[0]) is None:
+        raise InvalidRequest(
+            f"{field}.values",
+            f"{predicate.op.name} compares numbers, but {predicate.values[0][:64]!r} is not a "
+            "finite decimal such as 12, -0.5 or 1e6",
+        )
+
+
+def _check_map(pairs: Mapping[str, str], field: str) -> None:
+    for key, value in pairs.items():
+        _check_text(key, field)
+        _check_text(value, field)
+
+
+def _check_text(text: str, field: str, bytes_max: int | None = None) -> None:
+    if not isinstance(text, str):
+        raise InvalidRequest(field, f"must be a string, not {type(text).__name__}")
+    if text.isascii():
+        size = len(text)
+    else:
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                field, f"has a lone surrogate at character {error.start}, which is not Unicode text"
+            ) from None
+    if bytes_max is not None and size > bytes_max:
+        raise InvalidRequest(field, f"has {size} UTF-8 bytes, but at most {bytes_max} are allowed")
+
+
+def _check_time(time: Instant | None, field: str) -> None:
+    if time is not None and not YEAR_1 <= time <= YEAR_9999:
+        raise InvalidRequest(
+            field, f"is {time} µs from 1970, but must lie within the years 1 to 9999"
+        )
