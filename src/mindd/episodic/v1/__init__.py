@@ -1,0 +1,1 @@
+"""Generated from `mindd/episodic/v1/episodic.proto`."""

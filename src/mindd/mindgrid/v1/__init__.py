@@ -1,0 +1,1 @@
+"""Generated from `mindd/mindgrid/v1/*.proto`."""

@@ -1,0 +1,1 @@
+"""Generated from `mindd/semantic/v1/semantic.proto`."""
