@@ -17,6 +17,7 @@ MindgridError
 └── OperatorError              someone must look at the machine
     ├── Corruption             stored bytes are not what was written: names the file
     ├── StorageLocked          another process owns the folder
+    ├── FormatTooNew           a newer release wrote the folder: names both formats
     └── ConfigError            the configuration cannot be used: names the line
 
 Data sits in fields, words in `__str__`. Every field goes to `super().__init__` in order, so that
@@ -205,6 +206,22 @@ class StorageLocked(OperatorError):
         return (
             f"{self.path} is in use by {self.owner}; "
             "stop that process or choose another storage.path"
+        )
+
+
+class FormatTooNew(OperatorError):
+    """A newer release wrote this, in a format that this one does not know."""
+
+    def __init__(self, path: str, found: int, known: int) -> None:
+        super().__init__(path, found, known)
+        self.path = path
+        self.found = found
+        self.known = known
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} has format {self.found}, and this release knows formats up to "
+            f"{self.known}; run the newer mindgrid that wrote it"
         )
 
 
