@@ -1,0 +1,345 @@
+"""Raw vectors by position, in memory-mapped files and a growing tail, and exact search over them.
+
+A position is a row's place in the concatenation of all blocks. Exact search compares in float32
+and leaves the verdict to `scores.cosine`: a row is ruled out only if float32 cannot have been
+wrong about it (`_slack`), and all rows that the k-th best ties with stay in.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgrid.shards import scores
+from mindgrid.shards.errors import Corruption
+
+Positions = NDArray[np.int64]
+Rows = NDArray[np.float32]
+
+VECTORS_FILE = "vectors.f32"
+SQUARES_FILE = "squares.f64"
+
+_NORM_MIN, _NORM_MAX = 2.0**-100, 2.0**100
+"""Between these, float32 products with a unit query neither overflow nor lose bits that count."""
+_CHUNK_ROWS = 16_384
+_GEMM_QUERIES_MIN = 4
+"""From so many queries on, one matrix product is cheaper than a pass over the rows for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows that never change, with what is kept of each in RAM.
+
+    `rows` (n, d) float32, C order, RAM or mapped; `squares` (n,) float64 as `scores.squares` gives
+    them; `inverse` (n,) float32, one over the norm, and 0 for the rows listed in `strange`, whose
+    norm float32 cannot work with: exact search always rescores those.
+    """
+
+    rows: Rows
+    squares: NDArray[np.float64]
+    inverse: NDArray[np.float32]
+    strange: Positions
+
+    @classmethod
+    def of(cls, rows: Rows, squares: NDArray[np.float64] | None = None) -> Block:
+        """Return the block of these rows, which must not change any more."""
+        assert rows.dtype == np.float32
+        assert rows.ndim == 2
+        assert rows.flags.c_contiguous
+        if squares is None:
+            squares = scores.squares(rows)
+        inverse, strange = _inverse_norms(squares)
+        return cls(rows, squares, inverse, strange)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows with their final scores: `positions` (m,) int64, `scores` (m,) float32, aligned."""
+
+    positions: Positions
+    scores: NDArray[np.float32]
+
+
+class Tail:
+    """Rows in RAM that grow at the end. One writer; any number of readers holding `block`.
+
+    A reader's block stays as it was: rows are written behind its end, and growing copies into a
+    new array, never under a reader.
+    """
+
+    def __init__(self, dimensions: int, capacity: int = 1024) -> None:
+        assert capacity > 0
+        self._rows = np.empty((capacity, dimensions), np.float32)
+        self._squares = np.empty(capacity, np.float64)
+        self._inverse = np.empty(capacity, np.float32)
+        self._strange = np.empty(0, np.int64)
+        self._block = self._view(0)
+
+    @property
+    def block(self) -> Block:
+        """The rows appended so far."""
+        return self._block
+
+    def __len__(self) -> int:
+        return len(self._block.rows)
+
+    def append(self, rows: Rows) -> None:
+        """Add (n, d) float32 rows; visible in `block` when this returns."""
+        start = len(self)
+        stop = start + len(rows)
+        if stop > len(self._rows):
+            self._grow(max(stop, 2 * len(self._rows)), start)
+        self._rows[start:stop] = rows
+        squares = scores.squares(self._rows[start:stop])
+        inverse, strange = _inverse_norms(squares)
+        self._squares[start:stop] = squares
+        self._inverse[start:stop] = inverse
+        if strange.size:
+            self._strange = np.concatenate([self._strange, strange + start])
+        # One assignment, so that a reader sees all of it or nothing.
+        self._block = self._view(stop)
+
+    def _grow(self, capacity: int, n: int) -> None:
+        rows = np.empty((capacity, self._rows.shape[1]), np.float32)
+        squares, inverse = np.empty(capacity, np.float64), np.empty(capacity, np.float32)
+        rows[:n], squares[:n], inverse[:n] = self._rows[:n], self._squares[:n], self._inverse[:n]
+        self._rows, self._squares, self._inverse = rows, squares, inverse
+
+    def _view(self, n: int) -> Block:
+        return Block(self._rows[:n], self._squares[:n], self._inverse[:n], self._strange)
+
+
+class Vectors:
+    """An immutable view of all rows of one space: blocks laid end to end."""
+
+    def __init__(self, dimensions: int, blocks: Sequence[Block]) -> None:
+        self.dimensions = dimensions
+        self.blocks = tuple(block for block in blocks if len(block.rows))
+        assert all(block.rows.shape[1] == dimensions for block in self.blocks)
+        # starts[i] is the first position of block i; the last entry is the number of rows.
+        self.starts = np.cumsum([0, *(len(block.rows) for block in self.blocks)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def gather(self, positions: Positions) -> Rows:
+        """Return a copy of the rows at these positions, in their order: (m, d) float32."""
+        out = np.empty((len(positions), self.dimensions), np.float32)
+        for block, local, where in self._split(positions):
+            out[where] = block.rows[local]
+        return out
+
+    def score(self, positions: Positions, query: Rows) -> Scored:
+        """Return the final score of each of these rows with `query`, (d,) float32."""
+        squares = np.empty(len(positions), np.float64)
+        for block, local, where in self._split(positions):
+            squares[where] = block.squares[local]
+        return Scored(positions, scores.cosine(self.gather(positions), query, squares))
+
+    def exact(self, queries: Rows, k: int, allowed: Positions | None = None) -> list[Scored]:
+        """Return for each query the k best rows and all that tie with the k-th, in no order.
+
+        `queries` is (m, d) float32, each finite and not zero; `allowed` are sorted positions
+        without repeats, None for all rows. The scores are final, so `scores.best` with the ids of
+        these positions gives the answer.
+        """
+        assert k > 0
+        units = _units(queries)
+        tops = [_Top(k, _slack(self.dimensions)) for _ in queries]
+        strange: list[Positions] = []
+        for start, block, local in self._pieces(allowed):
+            # Rows whose norm is out of range may overflow; they are taken out right after.
+            with np.errstate(all="ignore"):
+                close, positions = _compare(block, local, units)
+            if block.strange.size:
+                odd = np.isin(positions, block.strange, assume_unique=True)
+                strange.append(positions[odd] + start)
+                close, positions = close[:, ~odd], positions[~odd]
+            positions = positions + start
+            for top, row in zip(tops, close, strict=True):
+                top.add(row, positions)
+        return [
+            _cut(self.score(np.concatenate([top.positions(), *strange]), query), k)
+            for top, query in zip(tops, queries, strict=True)
+        ]
+
+    def _pieces(self, allowed: Positions | None) -> Iterator[tuple[int, Block, slice | Positions]]:
+        """Yield (first position of the block, block, rows of it) in bounded pieces."""
+        for i, block in enumerate(self.blocks):
+            start, stop = int(self.starts[i]), int(self.starts[i + 1])
+            if allowed is None:
+                for low in range(0, stop - start, _CHUNK_ROWS):
+                    yield start, block, slice(low, min(low + _CHUNK_ROWS, stop - start))
+                continue
+            low, high = np.searchsorted(allowed, (start, stop))
+            for at in range(int(low), int(high), _CHUNK_ROWS):
+                yield start, block, allowed[at : min(at + _CHUNK_ROWS, int(high))] - start
+
+    def _split(
+        self, positions: Positions
+    ) -> Iterator[tuple[Block, Positions, slice | NDArray[np.bool_]]]:
+        """Yield (block, rows of it, where they stand in `positions`)."""
+        assert positions.dtype == np.int64
+        if len(self.blocks) == 1:
+            yield self.blocks[0], positions, slice(None)
+            return
+        owner = np.searchsorted(self.starts, positions, side="right") - 1
+        for i in np.unique(owner).tolist():
+            where = owner == i
+            yield self.blocks[i], positions[where] - self.starts[i], where
+
+
+class _Top:
+    """Every row that may still be among the k best of one query, while rows go by in pieces."""
+
+    def __init__(self, k: int, slack: float) -> None:
+        self._k = k
+        self._slack = slack
+        self._floor = np.float32(-np.inf)
+        self._kept: list[tuple[NDArray[np.float32], Positions]] = []
+        self._count = 0
+
+    def add(self, close: NDArray[np.float32], positions: Positions) -> None:
+        if self._count == 0:
+            self._raise_floor(close)
+        hits = np.flatnonzero(close >= self._floor)
+        self._kept.append((close[hits], positions[hits]))
+        self._count += len(hits)
+        if self._count > 4 * self._k + 1024:
+            self._prune()
+
+    def positions(self) -> Positions:
+        self._prune()
+        return self._kept[0][1] if self._kept else np.empty(0, np.int64)
+
+    def _prune(self) -> None:
+        if not self._kept:
+            return
+        close = np.concatenate([part[0] for part in self._kept])
+        positions = np.concatenate([part[1] for part in self._kept])
+        self._raise_floor(close)
+        keep = close >= self._floor
+        self._kept = [(close[keep], positions[keep])]
+        self._count = int(np.count_nonzero(keep))
+
+    def _raise_floor(self, close: NDArray[np.float32]) -> None:
+        # k rows reach the k-th of these, so a row further below than two errors is not among the
+        # k best: one error for the k-th, which may be worse than it looks, one for the row itself.
+        at = len(close) - self._k
+        if at >= 0:
+            kth = float(np.partition(close, at)[at])
+            self._floor = np.nextafter(np.float32(kth - 2 * self._slack), np.float32(-np.inf))
+
+
+def write_block(folder: Path, rows: Rows) -> tuple[Path, ...]:
+    """Write (n, d) float32 rows and their squares into `folder`; return the files, synced.
+
+    The folder itself is not synced. The files are overwritten if they exist.
+    """
+    assert rows.dtype == np.float32
+    written = []
+    for name, array in ((VECTORS_FILE, rows), (SQUARES_FILE, scores.squares(rows))):
+        path = folder / name
+        with path.open("wb") as file:
+            file.write(np.ascontiguousarray(array).data)
+            file.flush()
+            os.fsync(file.fileno())
+        written.append(path)
+    return tuple(written)
+
+
+def open_block(folder: Path, rows: int, dimensions: int) -> Block:
+    """Return the block that `write_block` left in `folder`, its rows mapped and read on demand.
+
+    Raises Corruption if a file is missing or not of the size that `rows` asks for. A mapped file
+    must not be truncated while the block is in use.
+    """
+    vectors = _checked(folder / VECTORS_FILE, rows * dimensions * 4)
+    squares = _checked(folder / SQUARES_FILE, rows * 8)
+    if rows == 0:
+        return Block.of(np.empty((0, dimensions), np.float32))
+    mapped = np.asarray(np.memmap(vectors, np.float32, "r", shape=(rows, dimensions)))
+    return Block.of(mapped, np.fromfile(squares, np.float64))
+
+
+def _checked(path: Path, size: int) -> Path:
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise Corruption(str(path), "the file is missing") from None
+    if found != size:
+        raise Corruption(str(path), f"it has {found} bytes and should have {size}")
+    return path
+
+
+def _inverse_norms(squares: NDArray[np.float64]) -> tuple[NDArray[np.float32], Positions]:
+    norms = np.sqrt(squares)
+    strange = ~((norms >= _NORM_MIN) & (norms <= _NORM_MAX))
+    norms[strange] = np.inf
+    return (1.0 / norms).astype(np.float32), np.flatnonzero(strange)
+
+
+def _units(queries: Rows) -> Rows:
+    assert queries.dtype == np.float32
+    assert queries.ndim == 2
+    norms = np.sqrt(scores.squares(queries))
+    units: Rows = (queries / norms[:, np.newaxis]).astype(np.float32)
+    return units
+
+
+def _slack(dimensions: int) -> float:
+    """Return how far a float32 cosine may be from `scores.cosine`, for rows that are not strange.
+
+    With u = 2^-24, a float32 dot product of d terms, summed in any order, fused or not, is off by
+    at most d*u / (1 - d*u) of the product of the norms (Higham, Accuracy and Stability of Numerical
+    Algorithms, 3.1). Rounding the unit query, the inverse norm, the last product and the final
+    score adds 4u. The norm range keeps underflow below 2^-40 of that; 8u covers it.
+    """
+    assert dimensions <= 2**17
+    return 1.01 * (dimensions + 8) * 2.0**-24
+
+
+def _compare(
+    block: Block, local: slice | Positions, units: Rows
+) -> tuple[NDArray[np.float32], Positions]:
+    """Return float32 cosines (queries, rows) of a part of a block, and which rows these are.
+
+    Measured (100k x 384): one query over listed rows is twice as fast by `by_idx`, which copies
+    nothing, as after a copy; 32 queries take a sixth of the time as one matrix product.
+    """
+    if isinstance(local, slice):
+        positions = np.arange(local.start, local.stop)
+        rows = block.rows[local]
+    else:
+        positions = local
+        rows = block.rows
+    n, d = len(positions), units.shape[1]
+    if len(units) >= _GEMM_QUERIES_MIN:
+        close = units @ (rows if isinstance(local, slice) else rows[local]).T
+    else:
+        # FAISS reads the number of threads per calling thread; these calls must take one core.
+        faiss.omp_set_num_threads(1)
+        close = np.empty((len(units), n), np.float32)
+        for unit, out in zip(units, close, strict=True):
+            x, to, y = faiss.swig_ptr(unit), faiss.swig_ptr(out), faiss.swig_ptr(rows)
+            if isinstance(local, slice):
+                faiss.fvec_inner_products_ny(to, x, y, d, n)  # type: ignore[attr-defined]
+            else:
+                ids = faiss.swig_ptr(local)
+                faiss.fvec_inner_products_by_idx(to, x, y, ids, d, 1, n)  # type: ignore[attr-defined]
+    close *= block.inverse[local]
+    return close, positions
+
+
+def _cut(scored: Scored, k: int) -> Scored:
+    n = len(scored.scores)
+    if n <= k:
+        return scored
+    keep = scored.scores >= np.partition(scored.scores, n - k)[n - k]
+    return Scored(scored.positions[keep], scored.scores[keep])
