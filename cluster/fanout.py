@@ -1,0 +1,84 @@
+"""One read over several shards of one process: two rounds at most, then one answer.
+
+A host does this for its own shards, so that a namespace costs one answer a host and not one a
+shard; `client.Grid` does the same over hosts with the same rules, `instants` and `merge`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mindgrid.cluster.instants import behind, settled
+from mindgrid.cluster.merge import merge
+from mindgrid.shards.driver import Found, SemanticShard
+from mindgrid.shards.errors import MindgridError
+from mindgrid.shards.types import Answer, Query, Record, Selection, Stamp, Want
+
+
+def search_shards(
+    shards: Sequence[SemanticShard], queries: Sequence[Query], stamp: Stamp
+) -> list[Answer | MindgridError]:
+    """Return one answer for each query over all shards; an error of any shard is the query's."""
+    if len(shards) == 1:
+        return shards[0].search(queries, stamp)
+    rounds = [shard.search(queries, stamp) for shard in shards]
+    again: dict[tuple[int, Stamp], list[int]] = {}
+    for index, query in enumerate(queries):
+        column = [answers[index] for answers in rounds]
+        instants = [answer.instant for answer in column if isinstance(answer, Answer)]
+        if len(instants) == len(column):
+            for shard in behind(instants, query.selection):
+                again.setdefault((shard, settled(instants)), []).append(index)
+    for (shard, exactly), indexes in again.items():
+        answers = shards[shard].search([queries[index] for index in indexes], exactly)
+        for index, answer in zip(indexes, answers, strict=True):
+            rounds[shard][index] = answer
+    return [
+        merged([answers[index] for answers in rounds], query.top_k)
+        for index, query in enumerate(queries)
+    ]
+
+
+def merged(answers: Sequence[Answer | MindgridError], top_k: int) -> Answer | MindgridError:
+    """Return the merged answer, or the first error: a partial answer would be a wrong one."""
+    good: list[Answer] = []
+    for answer in answers:
+        if isinstance(answer, MindgridError):
+            return answer
+        good.append(answer)
+    return merge(good, top_k)
+
+
+@dataclass(frozen=True, slots=True)
+class ById:
+    """A read by id."""
+
+    selection: Selection
+    want: Want
+
+
+def get_from_shards(
+    shards: dict[int, SemanticShard], ids: Sequence[tuple[int, str]], read: ById, stamp: Stamp
+) -> Found | MindgridError:
+    """Return the records with these ids, each from its shard, in order, as of one instant."""
+    wanted: dict[int, list[str]] = {}
+    for shard, id in ids:
+        wanted.setdefault(shard, []).append(id)
+    numbers = list(wanted)
+    found: dict[int, Found] = {}
+    for shard in numbers:
+        part = shards[shard].get(wanted[shard], read.selection, read.want, stamp)
+        if isinstance(part, MindgridError):
+            return part
+        found[shard] = part
+    instants = [found[shard].instant for shard in numbers]
+    for position in behind(instants, read.selection):
+        shard = numbers[position]
+        part = shards[shard].get(wanted[shard], read.selection, read.want, settled(instants))
+        if isinstance(part, MindgridError):
+            return part
+        found[shard] = part
+    records = {shard: iter(part.records) for shard, part in found.items()}
+    ordered: tuple[Record | None, ...] = tuple(next(records[shard]) for shard, _ in ids)
+    return Found(ordered, max(instants))
