@@ -15,7 +15,7 @@ import weakref
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from mindgrid.shards.errors import StorageLocked
 
