@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
+from mindgrid.cluster.process import Process
 from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.cluster.table import Table
 from mindgrid.shards.clock import Instant
@@ -175,14 +176,6 @@ class WarmCall(_Message, frozen=True):
 
     epoch: int
     shards: list[ShardKey]
-
-
-class Process(_Message, frozen=True):
-    """A process that cannot be mistaken for a later one with the same number."""
-
-    machine: str
-    pid: int
-    started_at: float
 
 
 class Appointment(_Message, frozen=True):

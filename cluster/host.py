@@ -1,0 +1,400 @@
+"""A host: many shards of many namespaces in one process, opened when they are first asked for.
+
+Nothing here knows Ray; `remote.HostActor` puts it into an actor and `local` into this process.
+Methods may be called from several event loops at once (an actor's concurrency groups have one
+each), so the state is guarded by a thread lock and the work is done in pools of threads.
+
+A shard is in one of four states: closed ─► opening ─► open, or failed with an error and a time at
+which the next call tries again. A failed open is never an exception and never an empty shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
+from mindgrid.cluster import port
+from mindgrid.cluster.fanout import ById, get_from_shards, search_shards
+from mindgrid.cluster.instants import stamp_read
+from mindgrid.cluster.port import Done, Failed, Opening, ShardKey, failed
+from mindgrid.cluster.process import end, this_process
+from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_folder
+from mindgrid.cluster.table import Routes, Table
+from mindgrid.shards.clock import Clock, SystemClock
+from mindgrid.shards.config import Driver
+from mindgrid.shards.driver import SemanticShard
+from mindgrid.shards.errors import Corruption, MindgridError, Moved, StorageLocked, Unavailable
+from mindgrid.shards.memory import MemoryShard
+from mindgrid.shards.types import Result
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a shard is opened with."""
+
+    spec: NamespaceSpec
+    folder: Path
+    epoch: int
+    clock: Clock
+    background: Executor
+
+
+Opener = Callable[[Opened], SemanticShard]
+
+
+def open_shard(opened: Opened) -> SemanticShard:
+    """Open a shard by its namespace's driver."""
+    if opened.spec.driver is Driver.MEMORY:
+        return MemoryShard(opened.spec.config, opened.clock)
+    # Here, so that a host of memory shards does not pay for Lance and FAISS.
+    from mindgrid.shards.shard import LanceShard
+
+    opened.folder.mkdir(parents=True, exist_ok=True)
+    return LanceShard.open(
+        opened.folder, opened.spec.config, opened.epoch, opened.clock, opened.background
+    )
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One shard of this host, whatever state it is in."""
+
+    key: ShardKey
+    spec: NamespaceSpec
+    shard: SemanticShard | None = None
+    opening: Future[None] | None = None
+    failure: MindgridError | None = None
+    failures: int = 0
+    retry_at: float = 0.0
+
+
+_State = SemanticShard | MindgridError | Future[None]
+
+
+class Host:
+    """The process side of a `Port`: every method is one of its calls."""
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        opener: Opener = open_shard,
+        clock: Clock | None = None,
+    ) -> None:
+        self._bounds = bounds
+        self._opener = opener
+        self._clock = clock or SystemClock()
+        self._process = this_process()
+        self._lock = threading.Lock()
+        self._name = "host"
+        self._epoch = 0
+        self._storage = Path()
+        self._routes = Routes(Table(0, (), ()))
+        self._slots: dict[ShardKey, _Slot] = {}
+        self._skew_us = 0
+        cores = os.cpu_count() or 1
+        self._quick = ThreadPoolExecutor(max(2, cores), "quick")
+        self._heavy = ThreadPoolExecutor(1, "heavy")
+        self._writes = ThreadPoolExecutor(2, "write")
+        self._opens = ThreadPoolExecutor(2, "open")
+        self._background = ThreadPoolExecutor(1, "background")
+        # Control calls wait for nothing but these: a busy pool must not make a host look dead.
+        self._control = ThreadPoolExecutor(2, "control")
+
+    async def search(self, call: bytes) -> bytes:
+        """See `Port.search`."""
+        decoded = port.decode_search(call)
+        self._check_epoch(decoded.epoch)
+        pool = self._heavy if decoded.heavy else self._quick
+        return await _run(pool, partial(self._search, decoded))
+
+    async def get(self, call: bytes) -> bytes:
+        """See `Port.get`."""
+        decoded = port.decode_get(call)
+        self._check_epoch(decoded.epoch)
+        return await _run(self._quick, partial(self._get, decoded))
+
+    async def commit(self, call: bytes) -> bytes:
+        """See `Port.commit`."""
+        submitted = await _run(self._writes, partial(self._submit, call))
+        running = [one for one in submitted if isinstance(one, Future)]
+        await asyncio.gather(*map(asyncio.wrap_future, running), return_exceptions=True)
+        outcomes = [_written(one) if isinstance(one, Future) else one for one in submitted]
+        return port.encode(outcomes)
+
+    async def warm(self, call: bytes) -> bytes:
+        """See `Port.warm`."""
+        decoded = port.decode_warm(call)
+        self._check_epoch(decoded.epoch)
+        outcomes: list[port.WarmOutcome] = []
+        for state in [self._ask(key) for key in decoded.shards]:
+            if isinstance(state, Future):
+                await asyncio.wrap_future(state)
+        for key in decoded.shards:
+            # A failure that is over its back-off would be tried again here, so it is read as is.
+            failure = self._slots[key].failure if key in self._slots else None
+            outcomes.append(failed(failure) if failure else Done(None))
+        return port.encode(outcomes)
+
+    async def appoint(self, appointment: bytes) -> bytes:
+        """See `Port.appoint`; raises Moved for an epoch older than the one it has."""
+        decoded = port.decode_appointment(appointment)
+        await _run(self._control, partial(self._take_office, decoded))
+        return await self.health(self._skew_us)
+
+    async def health(self, skew_us: int) -> bytes:
+        """See `Port.health`."""
+        self._skew_us = skew_us
+        return port.encode(self._health())
+
+    async def status(self) -> bytes:
+        """See `Port.status`."""
+        return await _run(self._control, self._status)
+
+    def close(self) -> None:
+        """Close all shards and refuse further calls; waits for running work."""
+        with self._lock:
+            self._epoch = -1
+            slots = list(self._slots.values())
+            self._slots.clear()
+        for pool in (self._writes, self._quick, self._heavy, self._opens):
+            pool.shutdown()
+        for slot in slots:
+            if slot.shard is not None:
+                slot.shard.close()
+        self._background.shutdown()
+        self._control.shutdown()
+
+    # Reads
+
+    def _search(self, call: port.SearchCall) -> bytes:
+        outcomes: list[port.AnswerOutcome] = []
+        for item in call.items:
+            shards = self._open_shards(item.namespace, item.generation, item.shards)
+            if isinstance(shards, Failed | Opening):
+                outcomes += [shards] * len(item.queries)
+                continue
+            stamp = item.stamp or stamp_read(self._clock)
+            try:
+                answers = search_shards(list(shards.values()), item.queries, stamp)
+            except MindgridError as error:
+                outcomes += [failed(error)] * len(item.queries)
+            else:
+                outcomes += map(port.answer_outcome, answers)
+        return port.encode(outcomes)
+
+    def _get(self, call: port.GetCall) -> bytes:
+        outcomes: list[port.FoundOutcome] = []
+        for item in call.items:
+            numbers = tuple({shard for shard, _ in item.ids})
+            shards = self._open_shards(item.namespace, item.generation, numbers)
+            if isinstance(shards, Failed | Opening):
+                outcomes.append(shards)
+                continue
+            read = ById(item.selection, item.want)
+            try:
+                found = get_from_shards(
+                    shards, item.ids, read, item.stamp or stamp_read(self._clock)
+                )
+            except MindgridError as error:
+                outcomes.append(failed(error))
+            else:
+                outcomes.append(failed(found) if isinstance(found, MindgridError) else Done(found))
+        return port.encode(outcomes)
+
+    # Writes
+
+    def _submit(self, call: bytes) -> list[Future[Result] | Failed | Opening]:
+        decoded = port.decode_commit(call)
+        self._check_epoch(decoded.epoch)
+        return [self._submit_one(item) for item in decoded.items]
+
+    def _submit_one(self, item: port.Write) -> Future[Result] | Failed | Opening:
+        if abs(self._skew_us) > self._bounds.skew_max_s * 1e6:
+            problem = (
+                f"its clock is {self._skew_us / 1e6:+.3f} s from the coordinator's, more than "
+                f"{self._bounds.skew_max_s} s; writes are refused until the clocks agree"
+            )
+            return failed(Unavailable(self._name, problem))
+        state = self._ask(item.shard)
+        if isinstance(state, Future):
+            return Opening()
+        if isinstance(state, MindgridError):
+            return failed(state)
+        try:
+            future = state.submit(item.command)
+        except MindgridError as error:
+            return failed(error)
+        future.add_done_callback(partial(self._look_at, item.shard, state))
+        return future
+
+    def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Result]) -> None:
+        """Let go of a shard that can never write again: damaged, or owned by another process."""
+        error = done.exception()
+        if isinstance(error, Corruption | StorageLocked):
+            log.error("shard %s is closed: %s", key, error)
+            with self._lock:
+                slot = self._slots.get(key)
+                if slot is None or slot.shard is not shard:
+                    return
+                slot.shard = None
+                self._fail(slot, error)
+            self._opens.submit(shard.close)
+
+    # Shards
+
+    def _open_shards(
+        self, namespace: NamespaceKey, generation: int, numbers: Sequence[int]
+    ) -> dict[int, SemanticShard] | Failed | Opening:
+        """Return the shards if all are open; else start opening all that are not."""
+        states = {n: self._ask(ShardKey(namespace, generation, n)) for n in numbers}
+        shards: dict[int, SemanticShard] = {}
+        for number, state in states.items():
+            if isinstance(state, MindgridError):
+                return failed(state)
+            if not isinstance(state, Future):
+                shards[number] = state
+        return shards if len(shards) == len(states) else Opening()
+
+    def _ask(self, key: ShardKey) -> _State:
+        """Return the open shard, or why it is not open, or the future of its opening."""
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is None:
+                spec = self._spec_of(key)
+                if isinstance(spec, MindgridError):
+                    return spec
+                slot = self._slots[key] = _Slot(key, spec)
+            if slot.shard is not None:
+                return slot.shard
+            if slot.opening is not None:
+                return slot.opening
+            if slot.failure is not None and time.monotonic() < slot.retry_at:
+                return slot.failure
+            slot.opening = self._opens.submit(self._open, slot, self._epoch)
+            return slot.opening
+
+    def _spec_of(self, key: ShardKey) -> NamespaceSpec | MindgridError:
+        try:
+            route = self._routes.route(key.namespace)
+        except MindgridError as error:
+            return error
+        if route.generation != key.generation or route.hosts[key.shard] != self._name:
+            return Moved(str(key), self._epoch)
+        return route.spec
+
+    def _open(self, slot: _Slot, epoch: int) -> None:
+        key = slot.key
+        folder = shard_folder(self._storage, key.namespace, key.generation, key.shard)
+        opened = Opened(slot.spec, folder, epoch, self._clock, self._background)
+        try:
+            shard = self._opener(opened)
+        except Exception as error:
+            # Whatever went wrong: a shard that does not open is a state and not an exception.
+            log.exception("shard %s does not open", key)
+            with self._lock:
+                slot.opening = None
+                self._fail(slot, _open_error(key, folder, error))
+            return
+        with self._lock:
+            slot.opening, slot.failure, slot.failures = None, None, 0
+            wanted = self._slots.get(key) is slot
+            slot.shard = shard if wanted else None
+        if not wanted:
+            shard.close()
+
+    def _fail(self, slot: _Slot, error: MindgridError) -> None:
+        slot.failure = error
+        slot.failures += 1
+        slot.retry_at = time.monotonic() + min(
+            _REOPEN_MOST_S, _REOPEN_FIRST_S * 2 ** min(slot.failures - 1, 16)
+        )
+
+    # Office
+
+    def _check_epoch(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            raise Moved(self._name, epoch)
+
+    def _take_office(self, appointment: port.Appointment) -> None:
+        if appointment.epoch < self._epoch:
+            raise Moved(appointment.host, appointment.epoch)
+        if appointment.predecessor is not None and not end(appointment.predecessor):
+            reason = f"its former process {appointment.predecessor.pid} does not end"
+            raise Unavailable(appointment.host, reason)
+        with self._lock:
+            self._name = appointment.host
+            self._storage = Path(appointment.storage)
+            self._routes = Routes(appointment.table)
+            self._epoch = appointment.epoch
+            leaving = [slot for key, slot in self._slots.items() if self._spec_of(key) != slot.spec]
+            for slot in leaving:
+                del self._slots[slot.key]
+        for slot in leaving:
+            # Before the new owner is appointed, which would find the folder locked.
+            if slot.opening is not None:
+                slot.opening.result()
+            if slot.shard is not None:
+                slot.shard.close()
+
+    def _health(self) -> port.HostHealth:
+        return port.HostHealth(self._process, self._clock.now(), self._epoch)
+
+    def _status(self) -> bytes:
+        with self._lock:
+            slots = sorted(self._slots.values(), key=lambda slot: str(slot.key))
+        rss = psutil.Process().memory_info().rss
+        return port.encode(port.HostStatus(self._health(), rss, list(map(_report, slots))))
+
+
+_REOPEN_FIRST_S = 0.5
+_REOPEN_MOST_S = 30.0
+
+
+def _report(slot: _Slot) -> port.ShardReport:
+    # Each field is read once, since the shard may close meanwhile.
+    shard, failure = slot.shard, slot.failure
+    return port.ShardReport(
+        slot.key,
+        shard.status() if shard is not None else None,
+        str(failure) if failure is not None else "",
+    )
+
+
+def _open_error(key: ShardKey, folder: Path, error: Exception) -> MindgridError:
+    """Return what callers are told: the file and the reason, whatever went wrong."""
+    if isinstance(error, MindgridError) and not isinstance(error, StorageLocked):
+        return error
+    if isinstance(error, OSError) and error.filename is not None:
+        return Unavailable(f"shard {key}", f"{error.filename}: {error.strerror}")
+    if isinstance(error, StorageLocked):
+        # Right after a host has changed this passes by itself, so the same request may succeed.
+        return Unavailable(f"shard {key}", str(error))
+    return Unavailable(f"shard {key}", f"{folder}: {type(error).__name__}: {error}")
+
+
+def _written(done: Future[Result]) -> port.WriteOutcome:
+    error = done.exception()
+    if error is None:
+        return port.write_outcome(done.result())
+    if isinstance(error, MindgridError):
+        return failed(error)
+    raise error
+
+
+async def _run(pool: Executor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(pool, work)
