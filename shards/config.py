@@ -36,7 +36,10 @@ class ShardConfig:
 
     `recall` is what an approximate answer's top 10 must reach on average; up to
     `exact_rows_max` allowed rows every answer is exact. `seal_rows` tail rows become a segment;
-    `index_rows_min` sealed rows get an IVF; `merge_fanout` segments of a tier become one.
+    `index_rows_min` sealed rows get an IVF; `merge_fanout` segments of a tier become one. A tail
+    smaller than `seal_rows` is sealed after `seal_after_s` too, once it is worth a segment.
+    `skew_max_s` is how far clocks may differ: so long the first commit after an open waits, for
+    the reads that the last owner answered.
     """
 
     space: Space
@@ -50,3 +53,5 @@ class ShardConfig:
     merge_fanout: int = 8
     group_rows_max: int = 16_384
     transactions_kept_s: float = 600.0
+    skew_max_s: float = 0.25
+    journal_bytes_max: int = 256 * 1024 * 1024

@@ -27,6 +27,11 @@ NAMES = frozenset(
         "journal.checkpoint_wal.after",
         "journal.create.before_rename",
         "journal.create.after_rename",
+        "seal.written",
+        "merge.written",
+        "index.written",
+        "manifest.switching",
+        "manifest.switched",
     }
 )
 """Every fault point of the tree; a test that walks all of them reads this."""

@@ -1,0 +1,113 @@
+"""What a commit does to a shard, resolved: no clock, no lookup and no filter is left in it.
+
+A command becomes a `Commit` once, while it is planned; the journal stores commits, and applying
+the same commits in the same order to an empty shard gives the same state, however often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from mindgrid.shards.clock import NEVER, Instant
+from mindgrid.shards.types import Deleted, Result, Upserted, Vector
+
+
+class RowWrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One new row; NEVER stands for an open `valid_to` and for no tombstone."""
+
+    id: str
+    content: str
+    payload: bytes
+    metadata: dict[str, str]
+    created_at: int
+    valid_from: int
+    valid_to: int
+    deleted_at: int
+    supersedes: list[str]
+    source: str
+    version: int
+
+
+class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """New lifecycle values of the row with this number."""
+
+    number: int
+    valid_to: int
+    deleted_at: int
+
+
+class Commit(msgspec.Struct, array_like=True, frozen=True):
+    """One atomic change: rows get the numbers `first_number`, `first_number` + 1, …
+
+    Rows come first, then changes (they may touch rows of this commit), then `erased`: ids whose
+    rows, up to this commit, are gone at every instant of knowledge.
+    """
+
+    seq: int
+    at: int
+    transaction_id: str
+    first_number: int
+    rows: list[RowWrite]
+    changes: list[Change]
+    erased: list[str]
+    result: bytes
+
+
+class Group(msgspec.Struct, array_like=True, frozen=True):
+    """Commits made durable together; `vectors` holds their rows' float32 vectors, row by row."""
+
+    commits: list[Commit]
+    vectors: bytes
+
+
+class _StoredResult(msgspec.Struct, array_like=True, frozen=True):
+    at: int
+    versions: list[int] | None
+    existed: bool | None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_group_decoder = msgspec.msgpack.Decoder(Group)
+_result_decoder = msgspec.msgpack.Decoder(_StoredResult)
+
+
+def encode_group(commits: Sequence[Commit], vectors: Sequence[Vector]) -> bytes:
+    """Return the journal's bytes for these commits; `vectors` in the order of their rows."""
+    return _encoder.encode(Group(list(commits), b"".join(v.tobytes() for v in vectors)))
+
+
+def decode_group(blob: bytes, dimensions: int) -> tuple[list[Commit], list[Vector]]:
+    """Return the commits and their rows' vectors. Raises msgspec.DecodeError on other bytes."""
+    group = _group_decoder.decode(blob)
+    flat = np.frombuffer(group.vectors, dtype="<f4")
+    return group.commits, list(flat.reshape(-1, dimensions))
+
+
+def encode_result(result: Result) -> bytes:
+    """Return the bytes under which a transaction's result is remembered."""
+    if isinstance(result, Upserted):
+        return _encoder.encode(_StoredResult(result.committed_at, list(result.versions), None))
+    return _encoder.encode(_StoredResult(result.committed_at, None, result.existed))
+
+
+def decode_result(blob: bytes) -> Result:
+    """Return the result that `encode_result` was given."""
+    stored = _result_decoder.decode(blob)
+    at = Instant(stored.at)
+    if stored.versions is not None:
+        return Upserted(tuple(stored.versions), at)
+    assert stored.existed is not None
+    return Deleted(stored.existed, at)
+
+
+def bound(instant: Instant | None) -> int:
+    """Return the column value of an optional end."""
+    return NEVER if instant is None else instant
+
+
+def unbound(value: int) -> Instant | None:
+    """Return the optional end that a column value stands for."""
+    return None if value == NEVER else Instant(value)

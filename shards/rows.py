@@ -1,0 +1,425 @@
+"""The lifecycle of every row of a shard, in RAM: who is visible at which instant.
+
+A row is never rewritten. What changes about it (its end of validity, its tombstone, the row that
+replaces it) lives in int64 columns, and each change leaves what it overwrote in an undo log, so
+that the columns as known at a past instant are a copy with the newer changes taken back:
+
+    known_at ──► rows committed by then and not yet replaced then
+    as_of    ──► of those, the valid ones: no tombstone, valid_from <= as_of < valid_to
+
+Positions number the rows in RAM without gaps; they shift when rows are dropped. A row's number is
+given once and kept for ever; it rises with the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgrid.shards.clock import NEVER, Instant
+from mindgrid.shards.columns import Column
+from mindgrid.shards.commits import Change, Commit, RowWrite
+from mindgrid.shards.filters import MetadataIndex, Positions
+from mindgrid.shards.plan import Head
+from mindgrid.shards.segments import LoadedColumns
+from mindgrid.shards.types import Selection
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """What a record's lifecycle columns read at the instant of knowledge asked for."""
+
+    created_at: int
+    valid_from: int
+    valid_to: int
+    deleted_at: int
+    version: int
+
+
+class Rows:
+    """All rows of a shard without their values. Not thread-safe: the shard's lock guards it."""
+
+    def __init__(self) -> None:
+        self.ids: Column[np.object_] = Column(np.object_)
+        self.numbers: Column[np.int64] = Column(np.int64)
+        self.committed: Column[np.int64] = Column(np.int64)
+        """NEVER for an erased row, which so is visible at no instant."""
+        self.replaced: Column[np.int64] = Column(np.int64)
+        self.created: Column[np.int64] = Column(np.int64)
+        self.valid_from: Column[np.int64] = Column(np.int64)
+        self.valid_to: Column[np.int64] = Column(np.int64)
+        self.deleted: Column[np.int64] = Column(np.int64)
+        self.versions: Column[np.int64] = Column(np.int64)
+        self.metadata = MetadataIndex()
+        self.erased: set[int] = set()
+        """Numbers of erased rows whose bytes are not yet gone from disk."""
+        self._newest: dict[str, int] = {}
+        self._older: dict[str, list[int]] = {}
+        """Numbers of an id's rows but the newest, for ids that have any."""
+        self.last_commit = 0
+        self._undo = _UndoLog()
+        self._live = _LiveMask()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def records(self) -> int:
+        """How many ids have a newest row."""
+        return len(self._newest)
+
+    def head(self, id: str) -> Head | None:
+        """Return the id's newest row; see `plan.Heads`."""
+        number = self._newest.get(id)
+        if number is None:
+            return None
+        at = self.position(number)
+        return Head(
+            number,
+            int(self.versions.view()[at]),
+            int(self.created.view()[at]),
+            int(self.valid_to.view()[at]),
+            int(self.deleted.view()[at]),
+        )
+
+    def position(self, number: int) -> int:
+        """Return where the row with this number stands; it must be held."""
+        numbers = self.numbers.view()
+        at = number - int(numbers[0])
+        if at >= len(numbers) or numbers[at] != number:  # rows before it were dropped
+            at = int(np.searchsorted(numbers, number))
+        assert numbers[at] == number
+        return at
+
+    def find(self, number: int) -> int | None:
+        """Return where the row stands, None where it was dropped or erased."""
+        numbers = self.numbers.view()
+        at = int(np.searchsorted(numbers, number))
+        held = at < len(numbers) and numbers[at] == number
+        return at if held and self.committed.view()[at] != NEVER else None
+
+    def apply(self, commit: Commit) -> None:
+        """Carry out a resolved commit."""
+        for offset, row in enumerate(commit.rows):
+            self.append(commit.first_number + offset, commit.at, row)
+        for change in commit.changes:
+            self.change(commit.at, change)
+        for id in commit.erased:
+            self._erase_id(id)
+        self.last_commit = commit.at
+
+    def append(self, number: int, committed: int, row: RowWrite) -> None:
+        """Add the newest row of an id."""
+        at = len(self.numbers)
+        self.ids.append(row.id)
+        self.numbers.append(number)
+        self.committed.append(committed)
+        self.replaced.append(NEVER)
+        self.created.append(row.created_at)
+        self.valid_from.append(row.valid_from)
+        self.valid_to.append(row.valid_to)
+        self.deleted.append(row.deleted_at)
+        self.versions.append(row.version)
+        self.metadata.append(at, row.metadata)
+        before = self._newest.get(row.id)
+        if before is not None:
+            self._older.setdefault(row.id, []).append(before)
+            replaced_at = self.position(before)
+            self.replaced.view()[replaced_at] = committed
+            self._live.touch(replaced_at)
+        self._newest[row.id] = number
+        self._live.touch(at)
+
+    def load(self, sealed: LoadedColumns) -> None:
+        """Add a segment's rows, as they were written, behind all others.
+
+        A row without a commit time was erased before it was sealed: a hole that keeps its place.
+        """
+        start = len(self.numbers)
+        self.ids.extend(sealed.ids)
+        self.numbers.extend(sealed.numbers)
+        self.committed.extend(sealed.committed_at)
+        self.replaced.extend(np.full(len(sealed.numbers), NEVER))
+        self.created.extend(sealed.created_at)
+        self.valid_from.extend(sealed.valid_from)
+        self.valid_to.extend(sealed.valid_to)
+        self.deleted.extend(sealed.deleted_at)
+        self.versions.extend(sealed.versions)
+        replaced = self.replaced.view()
+        rows = zip(
+            sealed.ids.tolist(), sealed.numbers.tolist(), sealed.committed_at.tolist(), strict=True
+        )
+        for offset, (id, number, committed) in enumerate(rows):
+            if committed == NEVER:
+                continue
+            self.metadata.append(start + offset, sealed.metadata[offset])
+            before = self._newest.get(id)
+            if before is not None:
+                self._older.setdefault(id, []).append(before)
+                replaced[self.position(before)] = committed
+            self._newest[id] = number
+
+    def load_changes(self, at: Int64s, number: Int64s, valid_to: Int64s, deleted: Int64s) -> None:
+        """Apply sealed changes, oldest first; those of rows that a merge dropped are void."""
+        numbers = self.numbers.view()
+        places = np.minimum(np.searchsorted(numbers, number), max(len(numbers) - 1, 0))
+        held = numbers[places] == number if len(numbers) else np.zeros(len(number), dtype=bool)
+        columns = (at, number, valid_to, deleted)
+        for when, *change in zip(*(column[held].tolist() for column in columns), strict=True):
+            self.change(when, Change(*change))
+
+    def change(self, at: int, change: Change) -> None:
+        """Overwrite a row's lifecycle values from the instant `at` on."""
+        position = self.position(change.number)
+        valid_to, deleted = self.valid_to.view(), self.deleted.view()
+        self._undo.note(at, change.number, int(valid_to[position]), int(deleted[position]))
+        valid_to[position] = change.valid_to
+        deleted[position] = change.deleted_at
+        self._live.touch(position)
+
+    def erase(self, numbers: Iterable[int]) -> None:
+        """Hide the rows with these numbers at every instant."""
+        committed = self.committed.view()
+        for number in numbers:
+            position = self.position(number)
+            committed[position] = NEVER
+            self.erased.add(number)
+            self._live.touch(position)
+            id = self.ids.view()[position]
+            if self._newest.get(id) == number:
+                del self._newest[id]
+
+    def _erase_id(self, id: str) -> None:
+        self.erase([*self._older.pop(id, ()), self._newest[id]])
+
+    def forget_erased(self, numbers: Iterable[int]) -> None:
+        """Note that nothing is left on disk of these erased rows."""
+        self.erased.difference_update(numbers)
+
+    def lifecycle(self, position: int, known_at: int) -> Lifecycle:
+        """Return the lifecycle values of a row as they were known at an instant."""
+        valid_to, deleted = int(self.valid_to.view()[position]), int(self.deleted.view()[position])
+        number = int(self.numbers.view()[position])
+        valid_to, deleted = self._undo.value(number, known_at, (valid_to, deleted))
+        return Lifecycle(
+            int(self.created.view()[position]),
+            int(self.valid_from.view()[position]),
+            valid_to,
+            deleted,
+            int(self.versions.view()[position]),
+        )
+
+    def allowed(self, selection: Selection, known_at: int, as_of: int) -> Positions:
+        """Return the rows that a read may return, ascending.
+
+        The array is shared by every read that asks for the same rows: do not write to it.
+        """
+        matching = self.metadata.matching(selection.equals, selection.predicates)
+        bounded = selection.created_after is not None or selection.created_before is not None
+        usual = known_at == as_of >= self.last_commit and not selection.include_invalidated
+        if matching is None and not bounded and usual:
+            live = self._live.positions(self, as_of)
+            if live is not None:
+                return live
+        at: Positions | slice = slice(None) if matching is None else matching
+        shown = self._known(at, known_at)
+        if not selection.include_invalidated:
+            shown &= self._valid(at, known_at, as_of)
+        created = self.created.view()[at]
+        if selection.created_after is not None:
+            shown &= created > selection.created_after
+        if selection.created_before is not None:
+            shown &= created < selection.created_before
+        return np.flatnonzero(shown) if matching is None else matching[shown]
+
+    def _known(self, at: Positions | slice, known_at: int) -> NDArray[np.bool_]:
+        known: NDArray[np.bool_] = self.committed.view()[at] <= known_at
+        known &= self.replaced.view()[at] > known_at
+        return known
+
+    def _valid(self, at: Positions | slice, known_at: int, as_of: int) -> NDArray[np.bool_]:
+        valid_to, deleted = self.valid_to.view(), self.deleted.view()
+        if self._undo.reaches(known_at):
+            valid_to, deleted = self._undo.take_back(
+                self.numbers.view(), valid_to, deleted, known_at
+            )
+        valid: NDArray[np.bool_] = deleted[at] == NEVER
+        valid &= self.valid_from.view()[at] <= as_of
+        valid &= valid_to[at] > as_of
+        return valid
+
+    def newest_known(self, id: str, known_at: int) -> int | None:
+        """Return the position of the row that was the id's newest at `known_at`."""
+        newest = self._newest.get(id)
+        if newest is None:
+            return None
+        for number in (newest, *reversed(self._older.get(id, ()))):
+            position = self.position(number)
+            if self.committed.view()[position] <= known_at:
+                return position
+        return None
+
+    def changes_between(self, after: int, until: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return (at, number, valid_to, deleted_at) of the changes with after < at <= until.
+
+        The values are the new ones, in the order in which they were made.
+        """
+        return self._undo.redo(self, after, until)
+
+    def drop(self, kept: NDArray[np.bool_], floor: int) -> None:
+        """Forget the rows where `kept` is false, and every change up to `floor`."""
+        gone = set(self.numbers.view()[~kept].tolist())
+        for id in set(self.ids.view()[~kept].tolist()):
+            still = [n for n in self._older.get(id, ()) if n not in gone]
+            if still:
+                self._older[id] = still
+            else:
+                self._older.pop(id, None)
+        self.erased -= gone
+        for column in (
+            self.ids,
+            self.numbers,
+            self.committed,
+            self.replaced,
+            self.created,
+            self.valid_from,
+            self.valid_to,
+            self.deleted,
+            self.versions,
+        ):
+            column.replace(column.view()[kept])
+        self.metadata.keep(kept)
+        self._undo.forget(floor, gone)
+        self._live = _LiveMask()
+
+
+class _UndoLog:
+    """What each change of a row overwrote, oldest first."""
+
+    def __init__(self) -> None:
+        self._at: Column[np.int64] = Column(np.int64)
+        self._number: Column[np.int64] = Column(np.int64)
+        self._valid_to: Column[np.int64] = Column(np.int64)
+        self._deleted: Column[np.int64] = Column(np.int64)
+        self._last: dict[int, list[int]] = {}
+        """Entries by row number, for point reads."""
+
+    def note(self, at: int, number: int, valid_to: int, deleted: int) -> None:
+        self._last.setdefault(number, []).append(len(self._at))
+        self._at.append(at)
+        self._number.append(number)
+        self._valid_to.append(valid_to)
+        self._deleted.append(deleted)
+
+    def reaches(self, known_at: int) -> bool:
+        """Return whether a change is newer than `known_at`."""
+        return len(self._at) > 0 and int(self._at.view()[-1]) > known_at
+
+    def take_back(
+        self, numbers: Int64s, valid_to: Int64s, deleted: Int64s, known_at: int
+    ) -> tuple[Int64s, Int64s]:
+        """Return copies of the columns without the changes that are newer than `known_at`."""
+        valid_to, deleted = valid_to.copy(), deleted.copy()
+        start = int(np.searchsorted(self._at.view(), known_at, side="right"))
+        # Newest first: of several changes of a row, NumPy keeps the value assigned last.
+        at = np.searchsorted(numbers, self._number.view()[start:][::-1])
+        valid_to[at] = self._valid_to.view()[start:][::-1]
+        deleted[at] = self._deleted.view()[start:][::-1]
+        return valid_to, deleted
+
+    def value(self, number: int, known_at: int, now: tuple[int, int]) -> tuple[int, int]:
+        """Return (valid_to, deleted) of one row as known at an instant."""
+        for entry in self._last.get(number, ()):
+            if self._at.view()[entry] > known_at:
+                return int(self._valid_to.view()[entry]), int(self._deleted.view()[entry])
+        return now
+
+    def redo(self, rows: Rows, after: int, until: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return the changes in (after, until] with the values they set."""
+        at = self._at.view()
+        start, end = (int(np.searchsorted(at, edge, side="right")) for edge in (after, until))
+        valid_to = np.empty(end - start, dtype=np.int64)
+        deleted = np.empty(end - start, dtype=np.int64)
+        for out, entry in enumerate(range(start, end)):
+            number = int(self._number.view()[entry])
+            later = [e for e in self._last[number] if e > entry]
+            if later:
+                valid_to[out] = self._valid_to.view()[later[0]]
+                deleted[out] = self._deleted.view()[later[0]]
+            else:
+                position = rows.position(number)
+                valid_to[out] = rows.valid_to.view()[position]
+                deleted[out] = rows.deleted.view()[position]
+        return at[start:end].copy(), self._number.view()[start:end].copy(), valid_to, deleted
+
+    def forget(self, floor: int, gone: set[int]) -> None:
+        """Drop the changes up to `floor` and those of rows that are gone."""
+        numbers = self._number.view()
+        kept = self._at.view() > floor
+        if gone:
+            kept &= ~np.isin(numbers, np.fromiter(gone, dtype=np.int64, count=len(gone)))
+        for column in (self._at, self._number, self._valid_to, self._deleted):
+            column.replace(column.view()[kept])
+        self._last = {}
+        for entry, number in enumerate(self._number.view().tolist()):
+            self._last.setdefault(number, []).append(entry)
+
+
+class _LiveMask:
+    """Which rows are live and valid now, kept up to date instead of computed anew.
+
+    It holds until the first `valid_from` or `valid_to` that time has yet to reach; a read
+    re-judges only the rows touched since the last one.
+    """
+
+    def __init__(self) -> None:
+        self._mask: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._since = 0
+        self._until = 0
+        self._touched: list[int] = []
+        self._positions: Positions | None = None
+
+    def touch(self, position: int) -> None:
+        self._touched.append(position)
+
+    def positions(self, rows: Rows, as_of: int) -> Positions | None:
+        """Return the live rows at `as_of`, or None where it lies before what the mask covers."""
+        if as_of < self._since:
+            return None
+        if as_of >= self._until or len(self._touched) > len(self._mask):
+            self._mask = np.zeros(len(rows), dtype=np.bool_)
+            self._until = NEVER
+            self._judge(rows, slice(None), as_of)
+        elif self._touched:
+            grown = np.zeros(len(rows), dtype=np.bool_)
+            grown[: len(self._mask)] = self._mask
+            self._mask = grown
+            self._judge(rows, np.array(self._touched, dtype=np.int64), as_of)
+        self._touched.clear()
+        self._since = as_of
+        if self._positions is None:
+            self._positions = np.flatnonzero(self._mask)
+        return self._positions
+
+    def _judge(self, rows: Rows, at: Positions | slice, as_of: int) -> None:
+        valid_from, valid_to = rows.valid_from.view()[at], rows.valid_to.view()[at]
+        live = rows.committed.view()[at] <= as_of
+        live &= rows.replaced.view()[at] == NEVER
+        live &= rows.deleted.view()[at] == NEVER
+        for edges in (valid_from[live], valid_to[live]):
+            ahead = edges[edges > as_of]
+            if len(ahead):
+                self._until = min(self._until, int(ahead.min()))
+        self._mask[at] = live & (valid_from <= as_of) & (as_of < valid_to)
+        self._positions = None
+
+
+def instants(selection: Selection, instant: Instant) -> tuple[Instant, Instant]:
+    """Return (known_at, as_of) of a read that takes place at `instant`."""
+    known_at = instant if selection.known_at is None else selection.known_at
+    return known_at, known_at if selection.as_of is None else selection.as_of

@@ -1,0 +1,401 @@
+"""The `lance` driver: one durable shard of a semantic namespace.
+
+    submit ─► queue ─► one group: plan ─► journal (one fsync) ─► apply ─► answer
+                                                     │
+                      maintenance: seal ─► merge ─► index ─► manifest, journal trimmed
+
+Commits that arrive while a group is made durable wait and go together in the next one. A group is
+planned and applied under the store's lock; the disk is waited for outside of it, so searches go on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from mindgrid.shards import commits, manifest
+from mindgrid.shards.clock import Clock, Instant
+from mindgrid.shards.config import ShardConfig
+from mindgrid.shards.driver import Found, ShardStatus
+from mindgrid.shards.errors import Corruption, MindgridError, Unavailable
+from mindgrid.shards.files import create_folder, remove_orphans, verify
+from mindgrid.shards.journal import JOURNAL_NAME, Entry, Journal, Transaction
+from mindgrid.shards.lock import FolderLock
+from mindgrid.shards.maintenance import Maintenance
+from mindgrid.shards.manifest import Manifest
+from mindgrid.shards.plan import Planned, Planner
+from mindgrid.shards.segments import Segment, change_columns
+from mindgrid.shards.store import Store
+from mindgrid.shards.types import Answer, Command, Query, Result, Selection, Stamp, Upsert, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The threads a shard borrows from its host: for group commits, and for maintenance."""
+
+    commits: Executor
+    maintenance: Executor
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    command: Command
+    done: Future[Result]
+
+
+class LanceShard:
+    """A `SemanticShard` on disk. Made by `open`; one owner at a time."""
+
+    def __init__(
+        self,
+        lock: FolderLock,
+        journal: Journal,
+        store: Store,
+        maintenance: Maintenance,
+        config: ShardConfig,
+        clock: Clock,
+        workers: Workers,
+    ) -> None:
+        """Not for callers: see `open`."""
+        self._lock = lock
+        self._journal = journal
+        self._store = store
+        self._maintenance = maintenance
+        self._config = config
+        self._clock = clock
+        self._workers = workers
+        self._name = lock.folder.name
+        self._queue: deque[_Pending] = deque()
+        self._queue_lock = threading.Condition()
+        self._draining = False
+        self._maintaining = False
+        self._failure: MindgridError | None = None
+        self._results: dict[str, tuple[Instant, Result]] = {}
+        self._next_number = maintenance.manifest.next_number
+        self._commits_from_s = time.monotonic() + config.skew_max_s
+        self._last_seal_s = time.monotonic()
+        self._last_trim = Instant(0)
+
+    @classmethod
+    def open(
+        cls, folder: Path, config: ShardConfig, epoch: int, clock: Clock, workers: Workers
+    ) -> LanceShard:
+        """Take the folder, check every byte it names, and read it into RAM.
+
+        Raises StorageLocked, Corruption, Moved (a newer epoch owns it) or Unavailable; the folder
+        is then as it was, and free.
+        """
+        create_folder(folder)
+        lock = FolderLock(folder)
+        try:
+            journal = Journal(lock, epoch)
+            try:
+                return cls._load(lock, journal, config, clock, workers)
+            except BaseException:
+                journal.close()
+                raise
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def _load(
+        cls,
+        lock: FolderLock,
+        journal: Journal,
+        config: ShardConfig,
+        clock: Clock,
+        workers: Workers,
+    ) -> LanceShard:
+        folder = lock.folder
+        current = Manifest()
+        if journal.manifest is not None:
+            current = manifest.decode(journal.manifest, folder / JOURNAL_NAME)
+        for name, files in current.folders:
+            verify(folder / name, files)
+        named = {name for name, _ in current.folders}
+        remove_orphans(folder, named | {path.name for path in folder.iterdir() if path.is_file()})
+        store = Store(config)
+        dimensions = config.space.dimensions
+        store.segments = tuple(Segment(folder / i.folder, i, dimensions) for i in current.segments)
+        for segment in store.segments:
+            if segment.info.rows:
+                store.rows.load(segment.columns())
+        for segment in store.segments:
+            store.rows.load_changes(*change_columns(segment.changes()))
+        store.rows.erase(current.erased)
+        store.rows.last_commit = current.last_commit
+        store.last_seq = current.covered_seq
+        store.history_floor = Instant(current.floor)
+        store.relayout()
+        keeper = Maintenance(folder, config, journal, store, clock, current)
+        if current.index is not None:
+            store.index, store.indexed = keeper.load_index(current.index)
+        shard = cls(lock, journal, store, keeper, config, clock, workers)
+        shard._replay(current)
+        return shard
+
+    def _replay(self, current: Manifest) -> None:
+        for entry in self._journal.replay():
+            try:
+                group, vectors = commits.decode_group(entry.payload, self._config.space.dimensions)
+            except (msgspec.MsgspecError, ValueError) as error:
+                problem = f"entry {entry.first_seq} cannot be read: {error}"
+                raise Corruption(str(self._lock.folder / JOURNAL_NAME), problem) from error
+            at = 0
+            for commit in group:
+                if commit.seq > current.covered_seq:
+                    self._store.apply([commit], vectors[at : at + len(commit.rows)])
+                    self._next_number = commit.first_number + len(commit.rows)
+                at += len(commit.rows)
+        for transaction in self._journal.transactions():
+            result = commits.decode_result(transaction.result)
+            self._results[transaction.id] = (transaction.time, result)
+        self._store.floor = Instant(max(self._store.floor, self._store.rows.last_commit))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """How often each path was taken since the shard was opened."""
+        return dict(self._store.counters)
+
+    def submit(self, command: Command) -> Future[Result]:
+        """See `SemanticShard.submit`."""
+        pending = _Pending(command, Future())
+        with self._queue_lock:
+            if self._failure is not None:
+                pending.done.set_exception(self._failure)
+                return pending.done
+            self._queue.append(pending)
+            if not self._draining:
+                self._draining = True
+                self._workers.commits.submit(self._drain)
+        return pending.done
+
+    def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
+        """See `SemanticShard.search`."""
+        failure = self._failure
+        return [failure for _ in queries] if failure else self._store.search(queries, stamp)
+
+    def get(
+        self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
+    ) -> Found | MindgridError:
+        """See `SemanticShard.get`."""
+        return self._failure or self._store.get(ids, selection, want, stamp)
+
+    def status(self) -> ShardStatus:
+        """See `SemanticShard.status`."""
+        store, journal = self._store, self._journal.status()
+        with store.lock:
+            return ShardStatus(
+                rows=len(store.rows),
+                records=store.rows.records,
+                tail_rows=len(store.tail_rows),
+                segments=len(store.segments),
+                indexed_rows=store.indexed,
+                journal_groups=journal.entries,
+                journal_bytes=journal.bytes,
+                last_commit=Instant(store.rows.last_commit),
+            )
+
+    def close(self) -> None:
+        """See `SemanticShard.close`."""
+        self._fail(Unavailable(self._name, "it is closed"))
+        with self._queue_lock:
+            while self._draining or self._maintaining:
+                self._queue_lock.wait()
+        self._journal.close()
+        self._lock.release()
+
+    def tend(self) -> None:
+        """Start maintenance in the background if any is due; hosts call this every few seconds."""
+        if self._due():
+            self._start_maintenance()
+
+    def maintain(self) -> None:
+        """Seal, merge and index what is due, in this thread, unless another does so already."""
+        with self._queue_lock:
+            if self._maintaining or self._failure is not None:
+                return
+            self._maintaining = True
+        self._maintain()
+
+    def compact(self) -> None:
+        """Remove every byte of hard-deleted records, and all that is older than the history."""
+        with self._queue_lock:
+            while self._maintaining:
+                self._queue_lock.wait()
+            if self._failure is not None:
+                raise self._failure
+            self._maintaining = True
+        try:
+            self._maintenance.compact()
+        finally:
+            self._end_maintenance()
+
+    def _drain(self) -> None:
+        while True:
+            with self._queue_lock:
+                group = self._take_group()
+                if not group:
+                    self._draining = False
+                    self._queue_lock.notify_all()
+                    return
+            wait_s = self._commits_from_s - time.monotonic()
+            if wait_s > 0:
+                time.sleep(wait_s)
+            try:
+                self._commit(group)
+            except MindgridError as error:
+                self._refuse(group, error)
+            except BaseException as error:
+                self._refuse(group, Unavailable(self._name, f"a commit failed: {error!r}"))
+                raise
+
+    def _take_group(self) -> list[_Pending]:
+        group: list[_Pending] = []
+        rows = 0
+        while self._queue and (not group or rows < self._config.group_rows_max):
+            pending = self._queue.popleft()
+            rows += len(pending.command.drafts) if isinstance(pending.command, Upsert) else 1
+            group.append(pending)
+        return group
+
+    def _commit(self, group: list[_Pending]) -> None:
+        store = self._store
+        answers: list[tuple[_Pending, Result | MindgridError]] = []
+        planned: list[Planned] = []
+        with store.lock:
+            planner = Planner(store.rows, store.last_seq + 1, self._next_number)
+            known: dict[str, Result] = {}
+            for pending in group:
+                transaction_id = pending.command.transaction_id
+                earlier = known.get(transaction_id) or self._remembered(transaction_id)
+                if earlier is not None:
+                    answers.append((pending, earlier))
+                    continue
+                now = Instant(max(self._clock.now(), store.floor + 1))
+                try:
+                    plan = planner.plan(pending.command, now)
+                except MindgridError as error:
+                    answers.append((pending, error))
+                    continue
+                store.floor = now
+                if store.in_flight is None:
+                    store.in_flight = now
+                if transaction_id:
+                    known[transaction_id] = plan.result
+                planned.append(plan)
+                answers.append((pending, plan.result))
+        try:
+            if planned:
+                self._append(planned)
+                with store.lock:
+                    store.apply(
+                        [plan.commit for plan in planned],
+                        [vector for plan in planned for vector in plan.vectors],
+                    )
+                    self._next_number = planner.next_number
+        finally:
+            with store.lock:
+                store.in_flight = None
+                store.lock.notify_all()
+        for plan in planned:
+            if plan.commit.transaction_id:
+                at = Instant(plan.commit.at)
+                self._results[plan.commit.transaction_id] = (at, plan.result)
+        for pending, answer in answers:
+            if isinstance(answer, MindgridError):
+                pending.done.set_exception(answer)
+            else:
+                pending.done.set_result(answer)
+        self._forget_results()
+        if self._due():
+            self._start_maintenance()
+
+    def _append(self, planned: list[Planned]) -> None:
+        group = [plan.commit for plan in planned]
+        payload = commits.encode_group(group, [v for plan in planned for v in plan.vectors])
+        rows = sum(len(commit.rows) for commit in group)
+        transactions = [
+            Transaction(commit.transaction_id, commit.seq, Instant(commit.at), commit.result)
+            for commit in group
+            if commit.transaction_id
+        ]
+        self._journal.append(Entry(group[0].seq, group[-1].seq, rows, payload), transactions)
+
+    def _remembered(self, transaction_id: str) -> Result | None:
+        found = self._results.get(transaction_id)
+        return found[1] if found else None
+
+    def _forget_results(self) -> None:
+        """Drop results that are older than a retry may be; the journal's copies now and then."""
+        now = self._clock.now()
+        horizon = Instant(now - int(self._config.transactions_kept_s * 1e6))
+        while self._results:
+            transaction_id, (at, _) = next(iter(self._results.items()))
+            if at >= horizon:
+                break
+            del self._results[transaction_id]
+        if now - self._last_trim > 60_000_000:
+            self._last_trim = now
+            self._journal.trim_transactions(horizon)
+
+    def _refuse(self, group: list[_Pending], error: MindgridError) -> None:
+        """Fail the group, all that waits behind it, and every later call: the disk decides now."""
+        self._fail(error)
+        for pending in group:
+            if not pending.done.done():
+                pending.done.set_exception(error)
+
+    def _fail(self, error: MindgridError) -> None:
+        with self._queue_lock:
+            self._failure = self._failure or error
+            waiting = list(self._queue)
+            self._queue.clear()
+        for pending in waiting:
+            pending.done.set_exception(error)
+
+    def _due(self) -> bool:
+        store = self._store
+        tail, idle_s = len(store.tail_rows), time.monotonic() - self._last_seal_s
+        if tail >= self._config.seal_rows:
+            return True
+        if idle_s < self._config.seal_after_s:
+            return False
+        worth = tail >= max(1, self._config.seal_rows // 8)
+        return worth or self._journal.status().bytes >= self._config.journal_bytes_max
+
+    def _start_maintenance(self) -> None:
+        with self._queue_lock:
+            if self._maintaining or self._failure is not None:
+                return
+            self._maintaining = True
+        self._workers.maintenance.submit(self._maintain)
+
+    def _maintain(self) -> None:
+        try:
+            while self._due() and self._failure is None and self._maintenance.seal():
+                self._last_seal_s = time.monotonic()
+            while self._failure is None and self._maintenance.merge():
+                pass
+            while self._failure is None and self._maintenance.index():
+                pass
+        except MindgridError as error:
+            self._fail(error)
+        except BaseException as error:
+            self._fail(Unavailable(self._name, f"maintenance failed: {error!r}"))
+            raise
+        finally:
+            self._end_maintenance()
+
+    def _end_maintenance(self) -> None:
+        with self._queue_lock:
+            self._maintaining = False
+            self._queue_lock.notify_all()

@@ -1,0 +1,408 @@
+"""What readers of a shard see: rows, segments, tail, vectors and index, and how they answer.
+
+One lock guards it. Searches hold it twice for a moment: to fix the instant and the allowed rows,
+and to read the records they found; the vectors are compared outside of it, on a view that never
+changes. Between the two a merge may shift positions, so hits travel as row numbers; a hit whose
+row was erased meanwhile makes the query start over.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgrid.shards.clock import Instant
+from mindgrid.shards.commits import Commit, RowWrite, unbound
+from mindgrid.shards.config import ShardConfig
+from mindgrid.shards.driver import Found
+from mindgrid.shards.errors import InvalidRequest, MindgridError, Unavailable
+from mindgrid.shards.filters import Positions
+from mindgrid.shards.ivf import Bitmap, IvfIndex
+from mindgrid.shards.rows import Lifecycle, Rows, instants
+from mindgrid.shards.scores import best
+from mindgrid.shards.segments import Segment, StoredRow, Values
+from mindgrid.shards.types import Answer, Hit, Query, Record, Selection, Stamp, Vector, Want
+from mindgrid.shards.vectors import Block, Scored, Tail, Vectors
+
+_NO_VECTOR = np.empty(0, dtype=np.float32)
+_ATTEMPTS_MAX = 8
+"""How often a query starts over because a hit was erased under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a search works on outside the lock; nothing in it ever changes."""
+
+    vectors: Vectors
+    index: IvfIndex | None
+    indexed: int
+    ids: NDArray[np.object_]
+    numbers: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """One query with the rows it may return."""
+
+    query: Query
+    known_at: Instant
+    allowed: Positions
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """The row numbers and scores of a query's hits, best first."""
+
+    numbers: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    exact: bool
+    scanned: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Located:
+    """Where a row's values are to be read, without the lock: its segment, or the row itself."""
+
+    id: str
+    life: Lifecycle
+    block: Block
+    offset: int
+    source: Segment | RowWrite
+
+
+class Store:
+    """The readable state of one shard. Writers call `apply` and the `swap_` methods."""
+
+    def __init__(self, config: ShardConfig) -> None:
+        self._config = config
+        self.lock = threading.Condition()
+        self.rows = Rows()
+        self.segments: tuple[Segment, ...] = ()
+        self.tail_rows: list[StoredRow] = []
+        self.tail = Tail(config.space.dimensions)
+        self.index: IvfIndex | None = None
+        self.indexed = 0
+        """Positions below this are in the index."""
+        self.last_seq = 0
+        self.history_floor = Instant(0)
+        self.floor = Instant(0)
+        """Every later commit is later than this: no read has looked beyond it."""
+        self.in_flight: Instant | None = None
+        """The first commit time of the group that is being made durable."""
+        self.counters: Counter[str] = Counter()
+        self._starts: list[int] = [0]
+        self._vectors = Vectors(config.space.dimensions, ())
+        self._bitmap: tuple[Positions, IvfIndex, Bitmap | None] | None = None
+
+    def apply(self, commits: Sequence[Commit], vectors: Sequence[Vector]) -> None:
+        """Make durable commits visible. The caller holds the lock."""
+        for commit in commits:
+            self.rows.apply(commit)
+            for offset, row in enumerate(commit.rows):
+                number = commit.first_number + offset
+                self.tail_rows.append(StoredRow(number, commit.seq, commit.at, row))
+            self.last_seq = commit.seq
+            self.floor = Instant(max(self.floor, commit.at))
+        if vectors:
+            self.tail.append(np.stack(vectors))
+            self.relayout()
+
+    def replace_tail(self, sealed: int) -> None:
+        """Forget the first `sealed` rows of the tail's vectors. The caller holds the lock."""
+        rest = self.tail.block.rows[sealed:]
+        self.tail = Tail(self._config.space.dimensions)
+        self.tail.append(rest)
+
+    def relayout(self) -> None:
+        """Lay out positions anew after segments or the tail changed. The caller holds the lock."""
+        dimensions = self._config.space.dimensions
+        self._starts = [0]
+        for segment in self.segments:
+            self._starts.append(self._starts[-1] + segment.info.rows)
+        blocks = [segment.block for segment in self.segments if segment.block is not None]
+        self._vectors = Vectors(dimensions, [*blocks, self.tail.block])
+        assert len(self._vectors) == len(self.rows) == self._starts[-1] + len(self.tail_rows)
+
+    @property
+    def vectors(self) -> Vectors:
+        """All raw vectors by position."""
+        return self._vectors
+
+    def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
+        """See `SemanticShard.search`."""
+        with self.lock:
+            instant = self._read_instant(stamp)
+        answers: list[Answer | MindgridError | None] = [None] * len(queries)
+        for _ in range(_ATTEMPTS_MAX):
+            open_ = [at for at, answer in enumerate(answers) if answer is None]
+            if not open_:
+                break
+            found = self._search([queries[at] for at in open_], instant)
+            for at, answer in zip(open_, found, strict=True):
+                answers[at] = answer
+        lost = Unavailable("shard", "its records were deleted faster than they could be read")
+        return [lost if answer is None else answer for answer in answers]
+
+    def _search(
+        self, queries: Sequence[Query], instant: Instant
+    ) -> list[Answer | MindgridError | None]:
+        with self.lock:
+            view = _View(
+                self._vectors,
+                self.index,
+                self.indexed,
+                self.rows.ids.view(),
+                self.rows.numbers.view(),
+            )
+            targets = self._targets(queries, instant)
+        answers: list[Answer | MindgridError | None] = [
+            target if isinstance(target, InvalidRequest) else None for target in targets
+        ]
+        for group in _grouped(targets):
+            ranked = self._rank(view, [target for _, target in group])
+            with self.lock:
+                located = [
+                    self._locate(result.numbers.tolist(), target.known_at)
+                    for result, (_, target) in zip(ranked, group, strict=True)
+                ]
+            for (at, target), result, places in zip(group, ranked, located, strict=True):
+                answers[at] = _answer(target.query.want, result, places, instant)
+        return answers
+
+    def get(
+        self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
+    ) -> Found | MindgridError:
+        """See `SemanticShard.get`."""
+        with self.lock:
+            instant = self._read_instant(stamp)
+            try:
+                known_at, as_of = self._instants(selection, instant)
+            except InvalidRequest as error:
+                return error
+            allowed = self.rows.allowed(selection, known_at, as_of)
+            located: list[_Located | None] = []
+            for id in ids:
+                position = self.rows.newest_known(id, known_at)
+                shown = position is not None and _contains(allowed, position)
+                located.append(
+                    self._place(position, known_at) if shown and position is not None else None
+                )
+        shown_records = iter(_records([place for place in located if place], want))
+        return Found(tuple(next(shown_records) if place else None for place in located), instant)
+
+    def _read_instant(self, stamp: Stamp) -> Instant:
+        """Return the instant of a read and keep later commits behind it."""
+        instant = stamp.at if stamp.exactly else Instant(max(stamp.at, self.rows.last_commit))
+        self.floor = Instant(max(self.floor, instant))
+        # A commit on its way to the disk already has its time. A read at a later instant would
+        # miss it, and the next read at the same instant would not; so it waits for that one group.
+        while self.in_flight is not None and instant >= self.in_flight:
+            self.lock.wait()
+        return instant if stamp.exactly else Instant(max(instant, self.rows.last_commit))
+
+    def _instants(self, selection: Selection, instant: Instant) -> tuple[Instant, Instant]:
+        known_at, as_of = instants(selection, instant)
+        if known_at > instant:
+            raise InvalidRequest("known_at", "lies in the future of the store")
+        if known_at < self.history_floor:
+            problem = f"history reaches back to {self.history_floor} µs since 1970 only"
+            raise InvalidRequest("known_at", problem)
+        return known_at, as_of
+
+    def _targets(
+        self, queries: Sequence[Query], instant: Instant
+    ) -> list[_Target | InvalidRequest]:
+        targets: list[_Target | InvalidRequest] = []
+        seen: list[tuple[Selection, _Target]] = []
+        for query in queries:
+            same = next((t for s, t in seen if s == query.selection), None)
+            if same is not None:
+                targets.append(_Target(query, same.known_at, same.allowed))
+                continue
+            try:
+                known_at, as_of = self._instants(query.selection, instant)
+            except InvalidRequest as error:
+                targets.append(error)
+                continue
+            allowed = self.rows.allowed(query.selection, known_at, as_of)
+            target = _Target(query, known_at, allowed)
+            seen.append((query.selection, target))
+            targets.append(target)
+        return targets
+
+    def _rank(self, view: _View, targets: Sequence[_Target]) -> list[_Ranked]:
+        """Return the best rows for queries that share `allowed`, `top_k` and `exact`."""
+        query, allowed = targets[0].query, targets[0].allowed
+        if len(allowed) == 0:
+            nothing = _Ranked(np.empty(0, np.int64), np.empty(0, np.float32), True, 0)
+            return [nothing] * len(targets)
+        vectors = np.stack([target.query.vector for target in targets])
+        split = int(np.searchsorted(allowed, view.indexed))
+        if query.exact or view.index is None or split <= self._config.exact_rows_max:
+            self.counters["exact"] += len(targets)
+            found = view.vectors.exact(vectors, query.top_k, _all_or(allowed, view))
+            return [_top(view, scored, query.top_k, True, len(allowed)) for scored in found]
+        return self._rank_by_index(view, view.index, vectors, query.top_k, allowed, split)
+
+    def _rank_by_index(
+        self,
+        view: _View,
+        index: IvfIndex,
+        vectors: NDArray[np.float32],
+        top_k: int,
+        allowed: Positions,
+        split: int,
+    ) -> list[_Ranked]:
+        bitmap = self._bitmap_of(index, allowed, split, view.indexed)
+        near = index.search(vectors, top_k, bitmap)
+        fresh = allowed[split:]
+        fresh_best: Sequence[Scored | None] = [None] * len(vectors)
+        if len(fresh):
+            self.counters["fresh"] += len(vectors)
+            fresh_best = view.vectors.exact(vectors, top_k, fresh)
+        ranked: list[_Ranked] = []
+        for vector, candidates, extra in zip(vectors, near, fresh_best, strict=True):
+            if len(candidates.positions) < min(top_k, split):
+                self.counters["fallback"] += 1
+                scored = view.vectors.exact(vector[None, :], top_k, _all_or(allowed, view))[0]
+                ranked.append(_top(view, scored, top_k, True, len(allowed)))
+                continue
+            self.counters["ivf"] += 1
+            scored = view.vectors.score(candidates.positions, vector)
+            if extra is not None:
+                scored = Scored(
+                    np.concatenate([scored.positions, extra.positions]),
+                    np.concatenate([scored.scores, extra.scores]),
+                )
+            scanned = candidates.scanned + len(fresh)
+            ranked.append(_top(view, scored, top_k, False, scanned))
+        return ranked
+
+    def _bitmap_of(
+        self, index: IvfIndex, allowed: Positions, split: int, indexed: int
+    ) -> Bitmap | None:
+        """Return the indexed part of `allowed` as a bitmap, None where it is everything."""
+        if split == indexed:
+            return None
+        cached = self._bitmap
+        if cached is not None and cached[0] is allowed and cached[1] is index:
+            return cached[2]
+        mask = np.zeros(indexed, dtype=np.bool_)
+        mask[allowed[:split]] = True
+        bitmap = Bitmap.of(mask)
+        self._bitmap = (allowed, index, bitmap)
+        return bitmap
+
+    def _locate(self, numbers: Sequence[int], known_at: Instant) -> list[_Located] | None:
+        """Return where these rows' values are, or None if one was erased. Under the lock."""
+        located: list[_Located] = []
+        for number in numbers:
+            position = self.rows.find(number)
+            if position is None:
+                return None
+            located.append(self._place(position, known_at))
+        return located
+
+    def _place(self, position: int, known_at: Instant) -> _Located:
+        id, life = self.rows.ids.view()[position], self.rows.lifecycle(position, known_at)
+        sealed = self._starts[-1]
+        if position >= sealed:
+            offset = position - sealed
+            return _Located(id, life, self.tail.block, offset, self.tail_rows[offset].row)
+        at = bisect_right(self._starts, position) - 1
+        segment = self.segments[at]
+        assert segment.block is not None
+        return _Located(id, life, segment.block, position - self._starts[at], segment)
+
+
+def _answer(
+    want: Want, ranked: _Ranked, located: list[_Located] | None, instant: Instant
+) -> Answer | None:
+    if located is None:
+        return None
+    records: Sequence[Record | None] = _records(located, want) if want else [None] * len(located)
+    scores = ranked.scores.tolist()
+    hits = tuple(
+        Hit(place.id, score, record)
+        for place, score, record in zip(located, scores, records, strict=True)
+    )
+    return Answer(hits, instant, ranked.exact, ranked.scanned)
+
+
+def _records(located: Sequence[_Located], want: Want) -> list[Record]:
+    payloads = _payloads(located) if want & Want.PAYLOAD else [b""] * len(located)
+    records: list[Record] = []
+    for place, payload in zip(located, payloads, strict=True):
+        source, life = place.source, place.life
+        if isinstance(source, RowWrite):
+            values = Values(
+                source.content, source.metadata, source.source, tuple(source.supersedes)
+            )
+        else:
+            values = source.values(place.offset)
+        vector = place.block.rows[place.offset].copy() if want & Want.VECTOR else _NO_VECTOR
+        records.append(
+            Record(
+                id=place.id,
+                content=values.content,
+                vector=vector,
+                payload=payload,
+                metadata=values.metadata,
+                created_at=Instant(life.created_at),
+                valid_from=Instant(life.valid_from),
+                valid_to=unbound(life.valid_to),
+                deleted_at=unbound(life.deleted_at),
+                supersedes=values.supersedes,
+                source=values.source,
+                version=life.version,
+            )
+        )
+    return records
+
+
+def _payloads(located: Sequence[_Located]) -> list[bytes]:
+    payloads = [b""] * len(located)
+    by_segment: dict[int, tuple[Segment, list[int]]] = {}
+    for out, place in enumerate(located):
+        if isinstance(place.source, RowWrite):
+            payloads[out] = place.source.payload
+        else:
+            by_segment.setdefault(id(place.source), (place.source, []))[1].append(out)
+    for segment, outs in by_segment.values():
+        taken = segment.payloads([located[out].offset for out in outs])
+        for out, payload in zip(outs, taken, strict=True):
+            payloads[out] = payload
+    return payloads
+
+
+def _grouped(
+    targets: Sequence[_Target | InvalidRequest],
+) -> list[list[tuple[int, _Target]]]:
+    """Return the targets, with their places, in groups that can be ranked together."""
+    groups: dict[tuple[int, int, bool], list[tuple[int, _Target]]] = {}
+    for at, target in enumerate(targets):
+        if isinstance(target, _Target):
+            key = (id(target.allowed), target.query.top_k, target.query.exact)
+            groups.setdefault(key, []).append((at, target))
+    return list(groups.values())
+
+
+def _all_or(allowed: Positions, view: _View) -> Positions | None:
+    return None if len(allowed) == len(view.vectors) else allowed
+
+
+def _top(view: _View, scored: Scored, top_k: int, exact: bool, scanned: int) -> _Ranked:
+    order = best(scored.scores, view.ids[scored.positions].tolist(), top_k)
+    positions = scored.positions[order]
+    return _Ranked(view.numbers[positions], scored.scores[order], exact, scanned)
+
+
+def _contains(sorted_positions: Positions, position: int) -> bool:
+    at = int(np.searchsorted(sorted_positions, position))
+    return at < len(sorted_positions) and int(sorted_positions[at]) == position
