@@ -52,10 +52,11 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from mindgrid.shards import faults, files, wal
 from mindgrid.shards.clock import Instant
@@ -134,6 +135,7 @@ class Journal:
         self._guard = threading.RLock()
         self._refusal: Unavailable | None = None
         self._salts = b""
+        self._wal_bytes = 0
         self._entries = 0
         self._mark_fd = -1
         try:
@@ -142,7 +144,8 @@ class Journal:
         except OSError as error:
             raise files.unavailable(self._path, error) from error
         try:
-            self._head = self._verify()
+            self._mark_fd = os.open(self.folder / MARK_NAME, os.O_WRONLY)
+            self._verify()
             self._report_loss(mark)
             self._empty_wal()
             self._take_over(epoch)
@@ -295,7 +298,6 @@ class Journal:
         wal.check_wal(self._wal_path, mark)
         if mark is None:
             files.write_atomically(mark_path, wal.NO_MARK_YET.encode())
-        self._mark_fd = os.open(mark_path, os.O_WRONLY)
         return mark or wal.NO_MARK_YET
 
     def _create(self) -> None:
@@ -335,8 +337,8 @@ class Journal:
         db.text_factory = bytes
         return db
 
-    def _verify(self) -> _Head:
-        """Read everything that is stored and return the head, or raise Corruption."""
+    def _verify(self) -> None:
+        """Read everything that is stored, or raise Corruption."""
         for pragma in _PRAGMAS:
             self._db.execute(pragma)
         head = self._read_head()
@@ -346,12 +348,11 @@ class Journal:
         problems = self._db.execute("PRAGMA quick_check(1)").fetchall()
         if problems != [(b"ok",)]:
             raise self._damaged(f"quick_check says {problems[0][0]!r}")
-        self._head = head
+        self._head, self._head_body = head, head.encode()
         self.manifest = self._read_manifest(head)
         self._entries = sum(1 for _ in self._walk("entries", head.entries.trimmed_seq))
         for row in self._walk("results", head.results.trimmed_seq):
             _unpack_transactions(row.body)
-        return head
 
     def _read_head(self) -> _Head:
         found = self._db.execute("SELECT body FROM state WHERE id = ?", (_HEAD_ID,)).fetchone()
@@ -416,10 +417,11 @@ class Journal:
 
     def _commit(self, head: _Head, what: str) -> None:
         head = replace(head, commits=head.commits + 1)
-        self._db.execute("UPDATE state SET body = ? WHERE id = ?", (head.encode(), _HEAD_ID))
+        body = head.encode()
+        self._db.execute("UPDATE state SET body = ? WHERE id = ?", (body, _HEAD_ID))
         faults.reach(f"journal.{what}.before_commit")
         self._db.execute("COMMIT")
-        self._head = head
+        self._head, self._head_body = head, body
         self._write_mark()
         faults.reach(f"journal.{what}.after_commit")
 
@@ -432,9 +434,9 @@ class Journal:
             raise self._refusal
 
     def _check_fence(self) -> None:
-        found = self._read_head()
-        if found != self._head:
-            raise Moved(str(self.folder), found.epoch)
+        found = self._db.execute("SELECT body FROM state WHERE id = ?", (_HEAD_ID,)).fetchone()
+        if not found or found[0] != self._head_body:
+            raise Moved(str(self.folder), self._read_head().epoch)
 
     def _roll_back(self, reason: str) -> None:
         self._refusal = Unavailable(str(self.folder), reason)
@@ -446,13 +448,14 @@ class Journal:
         if not self._salts:
             # Only the -wal may be opened like this: SQLite holds no POSIX lock on it.
             self._salts = wal.read_salts(self._wal_path)
-        mark = wal.Mark(self._salts, wal.frames_in(_size(self._wal_path)), self._head.commits)
+        self._wal_bytes = _size(self._wal_path)
+        mark = wal.Mark(self._salts, wal.frames_in(self._wal_bytes), self._head.commits)
         # A mark that could not be written only says too little.
         with suppress(OSError):
             os.pwrite(self._mark_fd, mark.encode(), 0)
 
     def _empty_large_wal(self) -> None:
-        if _size(self._wal_path) <= WAL_BYTES_MAX:
+        if self._wal_bytes <= WAL_BYTES_MAX:
             return
         try:
             self._empty_wal()
@@ -610,8 +613,7 @@ class _Row:
         return self.first_seq, self.last_seq, self.number
 
 
-@dataclass(frozen=True, slots=True)
-class _Chain:
+class _Chain(msgspec.Struct, frozen=True):
     """The ends of a chain of rows: the last row that was trimmed, and the last one written."""
 
     table: str
@@ -621,8 +623,7 @@ class _Chain:
     last_crc: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(msgspec.Struct, frozen=True):
     """The row that every transaction rewrites. Its first 4 bytes are the format, for ever."""
 
     epoch: int = 0
@@ -631,8 +632,8 @@ class _Head:
     covered_seq: int = 0
     manifest_size: int = -1
     manifest_crc: int = 0
-    entries: _Chain = field(default_factory=lambda: _Chain("entries"))
-    results: _Chain = field(default_factory=lambda: _Chain("results"))
+    entries: _Chain = _Chain("entries")
+    results: _Chain = _Chain("results")
 
     def encode(self) -> bytes:
         """Return the row's bytes, the CRC of the others last."""
