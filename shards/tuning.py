@@ -1,0 +1,179 @@
+"""How far an index must look to reach a recall: found on sampled rows, not guessed.
+
+A search looks into `nprobe` cells and hands the `depth` rows with the best estimates to exact
+scoring. So its recall is the share of the true k best among those candidates, and one search with
+a large depth tells it for every smaller one. Among the pairs that reach the goal the cheapest is
+taken by a cost in units of one compared code, measured once (tests/bench/vectors.py) and constant
+here: times taken on a busy machine would make the choice a matter of luck.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgrid.shards.vectors import Positions, Rows, Scored, Vectors
+
+SAMPLES = 256
+LEVELS = (10, 40, 160)
+"""Tuned at 10; a larger top_k, or a filter that thins out the neighbours, needs the others."""
+_SAMPLES_DEEP = 64
+_DEPTH_MIN = 400
+_DEPTH_PER_K = 16
+_CONFIDENCE = 1.64
+"""The goal must lie below the mean by so many standard errors: one-sided 95 %, so that queries
+which were not sampled reach it too."""
+
+Nearest = Callable[[Rows, int, int], Positions]
+"""(queries, nprobe, depth) -> (queries, depth) positions, best estimate first, -1 where none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """To find the true `k` best with the mean `recall`: look into `nprobe` cells, score `depth`."""
+
+    k: int
+    nprobe: int
+    depth: int
+    recall: float
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What one candidate's exact score and one centroid cost, in compared codes."""
+
+    candidate: float
+    centroid: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Rows that serve as queries, and the true neighbours of each, itself left out."""
+
+    positions: Positions
+    queries: Rows
+    truth: tuple[Scored, ...]
+
+    @classmethod
+    def draw(cls, vectors: Vectors, positions: Positions, rng: np.random.Generator) -> Sample:
+        """Draw from `positions`, sorted, at most SAMPLES rows, and search them exactly."""
+        picks = np.sort(rng.choice(positions, min(SAMPLES, len(positions)), replace=False))
+        # The first ones are the sample of the deeper levels.
+        rng.shuffle(picks)
+        queries = vectors.gather(picks)
+        allowed = None if len(positions) == len(vectors) else positions
+        found: list[Scored] = []
+        for low in range(0, len(picks), 32):
+            found += vectors.exact(queries[low : low + 32], max(LEVELS) + 1, allowed)
+        truth = (_without(scored, own) for scored, own in zip(found, picks.tolist(), strict=True))
+        return cls(picks, queries, tuple(truth))
+
+
+def tune(
+    sample: Sample, nearest: Nearest, nlist: int, rows: int, recall: float, costs: Costs
+) -> tuple[tuple[Level, ...], bool]:
+    """Return a level for each of LEVELS that `rows` can fill, and whether all reach `recall`.
+
+    A level that cannot reach it gets every cell and the greatest depth.
+    """
+    levels, reached = [], True
+    for k in sorted({min(k, rows - 1) for k in LEVELS}):
+        if k < 1:
+            continue
+        level, enough = _level(sample, nearest, nlist, rows, recall, costs, k)
+        levels.append(level)
+        reached &= enough
+    if not levels:
+        return (Level(1, nlist, rows, 1.0),), True
+    return tuple(levels), reached
+
+
+def plan(levels: Sequence[Level], k: int, share: float) -> tuple[float, float]:
+    """Return (nprobe, depth) for the `k` best among rows of which a filter leaves this share.
+
+    The k nearest of a tenth of the rows lie about as far out as the 10 k nearest of all, so cells
+    are chosen for k / share; of the candidates only the allowed ones are kept. Between the levels
+    both are interpolated, and beyond them extended, as powers of k. Not rounded or bounded.
+    """
+    assert 0 < share <= 1
+    nprobe, depth = _at(levels, k / share)
+    return nprobe, max(_at(levels, k)[1], depth * share)
+
+
+def _at(levels: Sequence[Level], k: float) -> tuple[float, float]:
+    ks = np.log([level.k for level in levels])
+    at = float(np.log(max(k, levels[0].k)))
+    found = []
+    for values in ([level.nprobe for level in levels], [level.depth for level in levels]):
+        logs = np.maximum.accumulate(np.log(values))
+        beyond = 0.0
+        if at > ks[-1]:
+            # With one level there is no slope to extend: as many times deeper as k is larger.
+            slope = (logs[-1] - logs[-2]) / (ks[-1] - ks[-2]) if len(levels) > 1 else 1.0
+            beyond = slope * (at - ks[-1])
+        found.append(float(np.exp(np.interp(at, ks, logs) + beyond)))
+    return found[0], found[1]
+
+
+def _level(
+    sample: Sample,
+    nearest: Nearest,
+    nlist: int,
+    rows: int,
+    recall: float,
+    costs: Costs,
+    k: int,
+) -> tuple[Level, bool]:
+    n = len(sample.queries) if k <= LEVELS[0] else min(_SAMPLES_DEEP, len(sample.queries))
+    depth_max = min(rows, max(_DEPTH_MIN, _DEPTH_PER_K * k))
+    truths = [_top(scored, k) for scored in sample.truth[:n]]
+    cheapest: tuple[float, Level] | None = None
+    mean = np.zeros(depth_max)
+    for nprobe in _grid(nlist):
+        scan = nprobe * rows / nlist
+        if cheapest is not None and scan >= cheapest[0]:
+            break
+        found = nearest(sample.queries[:n], nprobe, depth_max)
+        curves = _curves(found, truths, k)
+        mean = curves.mean(axis=0)
+        sure = mean - _CONFIDENCE * curves.std(axis=0) / np.sqrt(n)
+        enough = np.flatnonzero(sure >= recall)
+        if not enough.size:
+            continue
+        depth = int(enough[0]) + 1
+        cost = scan + costs.candidate * depth + costs.centroid * nlist
+        if cheapest is None or cost < cheapest[0]:
+            cheapest = cost, Level(k, nprobe, depth, float(mean[depth - 1]))
+    if cheapest is None:
+        return Level(k, nlist, depth_max, float(mean[-1])), False
+    return cheapest[1], True
+
+
+def _curves(found: Positions, truths: Sequence[Positions], k: int) -> NDArray[np.float64]:
+    """Return for each query the recall that each depth reaches: (n, depth) float64."""
+    hits = np.array(
+        [np.isin(row, truth) for row, truth in zip(found, truths, strict=True)], np.int64
+    )
+    # Rows that tie with the k-th are all true, so there can be more than k of them.
+    curves: NDArray[np.float64] = np.minimum(np.cumsum(hits, axis=1), k) / k
+    return curves
+
+
+def _top(scored: Scored, k: int) -> Positions:
+    at = len(scored.scores) - k
+    top: Positions = scored.positions[scored.scores >= np.partition(scored.scores, at)[at]]
+    return top
+
+
+def _without(scored: Scored, position: int) -> Scored:
+    keep = scored.positions != position
+    return Scored(scored.positions[keep], scored.scores[keep])
+
+
+def _grid(nlist: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, … and nlist."""
+    steps = {step << i for i in range(nlist.bit_length()) for step in (1, 3)}
+    return [*sorted(step for step in steps if step < nlist), nlist]
