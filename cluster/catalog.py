@@ -113,6 +113,7 @@ class Catalog:
         """Return the routing table as it stands."""
         return Table(
             self._state.version,
+            self._state.bounds,
             tuple(Seat(host.name, host.epoch) for host in self._state.hosts),
             tuple(
                 Holding(namespace.spec, namespace.generation)

@@ -20,7 +20,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
@@ -34,9 +34,16 @@ from mindgrid.cluster.table import Routes, Table
 from mindgrid.shards.clock import Clock, SystemClock
 from mindgrid.shards.config import Driver
 from mindgrid.shards.driver import SemanticShard
-from mindgrid.shards.errors import Corruption, MindgridError, Moved, StorageLocked, Unavailable
+from mindgrid.shards.errors import (
+    MindgridError,
+    Moved,
+    OperatorError,
+    RetryError,
+    StorageLocked,
+    Unavailable,
+)
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.types import Result
+from mindgrid.shards.types import Result, Selection, Want
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +58,8 @@ class Opened:
     folder: Path
     epoch: int
     clock: Clock
-    background: Executor
+    commits: Executor
+    maintenance: Executor
 
 
 Opener = Callable[[Opened], SemanticShard]
@@ -62,12 +70,19 @@ def open_shard(opened: Opened) -> SemanticShard:
     if opened.spec.driver is Driver.MEMORY:
         return MemoryShard(opened.spec.config, opened.clock)
     # Here, so that a host of memory shards does not pay for Lance and FAISS.
-    from mindgrid.shards.shard import LanceShard
+    from mindgrid.shards.shard import LanceShard, Workers
 
-    opened.folder.mkdir(parents=True, exist_ok=True)
-    return LanceShard.open(
-        opened.folder, opened.spec.config, opened.epoch, opened.clock, opened.background
-    )
+    workers = Workers(opened.commits, opened.maintenance)
+    return LanceShard.open(opened.folder, opened.spec.config, opened.epoch, opened.clock, workers)
+
+
+@runtime_checkable
+class Tended(Protocol):
+    """A shard with work that is due by time and not by a call."""
+
+    def tend(self) -> None:
+        """Start that work in the background if any is due."""
+        ...
 
 
 @dataclass(slots=True)
@@ -81,6 +96,23 @@ class _Slot:
     failure: MindgridError | None = None
     failures: int = 0
     retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A command that a shard has taken."""
+
+    key: ShardKey
+    done: Future[Result]
+
+    def outcome(self) -> port.WriteOutcome:
+        """Return what became of it; raises what only a bug can raise."""
+        error = self.done.exception()
+        if error is None:
+            return port.write_outcome(self.done.result())
+        if isinstance(error, MindgridError):
+            return failed(_named(f"shard {self.key}", error))
+        raise error
 
 
 _State = SemanticShard | MindgridError | Future[None]
@@ -103,7 +135,7 @@ class Host:
         self._name = "host"
         self._epoch = 0
         self._storage = Path()
-        self._routes = Routes(Table(0, (), ()))
+        self._routes = Routes(Table(0, bounds, (), ()))
         self._slots: dict[ShardKey, _Slot] = {}
         self._skew_us = 0
         cores = os.cpu_count() or 1
@@ -111,9 +143,14 @@ class Host:
         self._heavy = ThreadPoolExecutor(1, "heavy")
         self._writes = ThreadPoolExecutor(2, "write")
         self._opens = ThreadPoolExecutor(2, "open")
-        self._background = ThreadPoolExecutor(1, "background")
+        # A group commit holds its thread while the disk syncs, and right after an open for
+        # `skew_max_s`: with few threads, one namespace's start would delay the others' writes.
+        self._commits = ThreadPoolExecutor(8, "commit")
+        self._maintenance = ThreadPoolExecutor(1, "maintenance")
         # Control calls wait for nothing but these: a busy pool must not make a host look dead.
         self._control = ThreadPoolExecutor(2, "control")
+        self._closed = threading.Event()
+        self._tending: threading.Thread | None = None
 
     async def search(self, call: bytes) -> bytes:
         """See `Port.search`."""
@@ -131,10 +168,11 @@ class Host:
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         submitted = await _run(self._writes, partial(self._submit, call))
-        running = [one for one in submitted if isinstance(one, Future)]
+        running = [one.done for one in submitted if isinstance(one, _Running)]
         await asyncio.gather(*map(asyncio.wrap_future, running), return_exceptions=True)
-        outcomes = [_written(one) if isinstance(one, Future) else one for one in submitted]
-        return port.encode(outcomes)
+        return port.encode(
+            [one.outcome() if isinstance(one, _Running) else one for one in submitted]
+        )
 
     async def warm(self, call: bytes) -> bytes:
         """See `Port.warm`."""
@@ -154,11 +192,12 @@ class Host:
         """See `Port.appoint`; raises Moved for an epoch older than the one it has."""
         decoded = port.decode_appointment(appointment)
         await _run(self._control, partial(self._take_office, decoded))
-        return await self.health(self._skew_us)
+        return await self.health()
 
-    async def health(self, skew_us: int) -> bytes:
+    async def health(self, skew_us: int | None = None) -> bytes:
         """See `Port.health`."""
-        self._skew_us = skew_us
+        if skew_us is not None:
+            self._skew_us = skew_us
         return port.encode(self._health())
 
     async def status(self) -> bytes:
@@ -167,6 +206,7 @@ class Host:
 
     def close(self) -> None:
         """Close all shards and refuse further calls; waits for running work."""
+        self._closed.set()
         with self._lock:
             self._epoch = -1
             slots = list(self._slots.values())
@@ -176,8 +216,8 @@ class Host:
         for slot in slots:
             if slot.shard is not None:
                 slot.shard.close()
-        self._background.shutdown()
-        self._control.shutdown()
+        for pool in (self._commits, self._maintenance, self._control):
+            pool.shutdown()
 
     # Reads
 
@@ -194,7 +234,15 @@ class Host:
             except MindgridError as error:
                 outcomes += [failed(error)] * len(item.queries)
             else:
-                outcomes += map(port.answer_outcome, answers)
+                named = f"a shard of {item.namespace}"
+                outcomes += [
+                    failed(_named(named, answer))
+                    if isinstance(answer, MindgridError)
+                    else Done(answer)
+                    for answer in answers
+                ]
+                if any(isinstance(answer, RetryError | OperatorError) for answer in answers):
+                    self._retire_failed(item.namespace, item.generation, shards)
         return port.encode(outcomes)
 
     def _get(self, call: port.GetCall) -> bytes:
@@ -218,12 +266,12 @@ class Host:
 
     # Writes
 
-    def _submit(self, call: bytes) -> list[Future[Result] | Failed | Opening]:
+    def _submit(self, call: bytes) -> list[_Running | Failed | Opening]:
         decoded = port.decode_commit(call)
         self._check_epoch(decoded.epoch)
         return [self._submit_one(item) for item in decoded.items]
 
-    def _submit_one(self, item: port.Write) -> Future[Result] | Failed | Opening:
+    def _submit_one(self, item: port.Write) -> _Running | Failed | Opening:
         if abs(self._skew_us) > self._bounds.skew_max_s * 1e6:
             problem = (
                 f"its clock is {self._skew_us / 1e6:+.3f} s from the coordinator's, more than "
@@ -240,20 +288,12 @@ class Host:
         except MindgridError as error:
             return failed(error)
         future.add_done_callback(partial(self._look_at, item.shard, state))
-        return future
+        return _Running(item.shard, future)
 
     def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Result]) -> None:
-        """Let go of a shard that can never write again: damaged, or owned by another process."""
         error = done.exception()
-        if isinstance(error, Corruption | StorageLocked):
-            log.error("shard %s is closed: %s", key, error)
-            with self._lock:
-                slot = self._slots.get(key)
-                if slot is None or slot.shard is not shard:
-                    return
-                slot.shard = None
-                self._fail(slot, error)
-            self._opens.submit(shard.close)
+        if isinstance(error, RetryError | OperatorError):
+            self._retire(key, shard, error)
 
     # Shards
 
@@ -297,11 +337,13 @@ class Host:
             return Moved(str(key), self._epoch)
         return route.spec
 
-    def _open(self, slot: _Slot, epoch: int) -> None:
+    def _open(self, slot: _Slot, epoch: int, former: SemanticShard | None = None) -> None:
         key = slot.key
         folder = shard_folder(self._storage, key.namespace, key.generation, key.shard)
-        opened = Opened(slot.spec, folder, epoch, self._clock, self._background)
+        opened = Opened(slot.spec, folder, epoch, self._clock, self._commits, self._maintenance)
         try:
+            if former is not None:
+                former.close()
             shard = self._opener(opened)
         except Exception as error:
             # Whatever went wrong: a shard that does not open is a state and not an exception.
@@ -316,6 +358,26 @@ class Host:
             slot.shard = shard if wanted else None
         if not wanted:
             shard.close()
+
+    def _retire_failed(
+        self, namespace: NamespaceKey, generation: int, shards: dict[int, SemanticShard]
+    ) -> None:
+        """Retire those shards that answer nothing any more, not even a read of no id."""
+        for number, shard in shards.items():
+            probe = shard.get((), Selection(), Want.ID, stamp_read(self._clock))
+            if isinstance(probe, RetryError | OperatorError):
+                self._retire(ShardKey(namespace, generation, number), shard, probe)
+
+    def _retire(self, key: ShardKey, shard: SemanticShard, error: MindgridError) -> None:
+        """Open a shard anew that gave up: the disk decides what of its last commits is there."""
+        with self._lock:
+            slot = self._slots.get(key)
+            if slot is None or slot.shard is not shard or self._closed.is_set():
+                return
+            log.error("shard %s is opened anew: %s", key, error)
+            slot.shard = None
+            # Not in this thread, which may be the shard's own: closing waits for it to end.
+            slot.opening = self._opens.submit(self._open, slot, self._epoch, shard)
 
     def _fail(self, slot: _Slot, error: MindgridError) -> None:
         slot.failure = error
@@ -341,6 +403,9 @@ class Host:
             self._storage = Path(appointment.storage)
             self._routes = Routes(appointment.table)
             self._epoch = appointment.epoch
+            if self._tending is None:
+                self._tending = threading.Thread(target=self._tend, name="tend", daemon=True)
+                self._tending.start()
             leaving = [slot for key, slot in self._slots.items() if self._spec_of(key) != slot.spec]
             for slot in leaving:
                 del self._slots[slot.key]
@@ -350,6 +415,14 @@ class Host:
                 slot.opening.result()
             if slot.shard is not None:
                 slot.shard.close()
+
+    def _tend(self) -> None:
+        while not self._closed.wait(_TEND_EVERY_S):
+            with self._lock:
+                shards = [slot.shard for slot in self._slots.values()]
+            for shard in shards:
+                if isinstance(shard, Tended):
+                    shard.tend()
 
     def _health(self) -> port.HostHealth:
         return port.HostHealth(self._process, self._clock.now(), self._epoch)
@@ -361,6 +434,7 @@ class Host:
         return port.encode(port.HostStatus(self._health(), rss, list(map(_report, slots))))
 
 
+_TEND_EVERY_S = 5.0
 _REOPEN_FIRST_S = 0.5
 _REOPEN_MOST_S = 30.0
 
@@ -375,25 +449,21 @@ def _report(slot: _Slot) -> port.ShardReport:
     )
 
 
+def _named(shard: str, error: MindgridError) -> MindgridError:
+    """Name the shard as the cluster does: it knows itself by its folder only."""
+    return Unavailable(shard, error.reason) if isinstance(error, Unavailable) else error
+
+
 def _open_error(key: ShardKey, folder: Path, error: Exception) -> MindgridError:
     """Return what callers are told: the file and the reason, whatever went wrong."""
     if isinstance(error, MindgridError) and not isinstance(error, StorageLocked):
-        return error
+        return _named(f"shard {key}", error)
     if isinstance(error, OSError) and error.filename is not None:
         return Unavailable(f"shard {key}", f"{error.filename}: {error.strerror}")
     if isinstance(error, StorageLocked):
         # Right after a host has changed this passes by itself, so the same request may succeed.
         return Unavailable(f"shard {key}", str(error))
     return Unavailable(f"shard {key}", f"{folder}: {type(error).__name__}: {error}")
-
-
-def _written(done: Future[Result]) -> port.WriteOutcome:
-    error = done.exception()
-    if error is None:
-        return port.write_outcome(done.result())
-    if isinstance(error, MindgridError):
-        return failed(error)
-    raise error
 
 
 async def _run(pool: Executor, work: Callable[[], T]) -> T:

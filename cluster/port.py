@@ -60,12 +60,27 @@ class Port(Protocol):
         """Take an Appointment; answer a HostHealth once shards that went elsewhere are closed."""
         ...
 
-    async def health(self, skew_us: int) -> bytes:
-        """Answer a HostHealth; `skew_us` is how far this host's clock was found to be ahead."""
+    async def health(self, skew_us: int | None = None) -> bytes:
+        """Answer a HostHealth; the coordinator says how far this host's clock is ahead of its."""
         ...
 
     async def status(self) -> bytes:
         """Answer a HostStatus."""
+        ...
+
+
+class Directory(Protocol):
+    """Where the routing table and the hosts are found."""
+
+    async def table(self, older_than: int, suspect: str) -> Table:
+        """Return the table, if possible a newer one than version `older_than`.
+
+        `suspect` names a host whose calls fail, or is empty: that one is looked at first.
+        """
+        ...
+
+    def port(self, host: str) -> Port:
+        """Return the way to a host; cheap, and never fails."""
         ...
 
 
@@ -234,11 +249,6 @@ class DeletedReply(_Message, tag=11, frozen=True):
 
 WriteOutcome = UpsertedReply | DeletedReply | Failed | Opening
 WarmOutcome = Done[None] | Failed
-
-
-def answer_outcome(answer: Answer | MindgridError) -> AnswerOutcome:
-    """Return the outcome of one query."""
-    return failed(answer) if isinstance(answer, MindgridError) else Done(answer)
 
 
 def write_outcome(result: Result | MindgridError) -> WriteOutcome:

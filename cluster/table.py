@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindgrid.cluster.placement import host_of, shard_of
-from mindgrid.cluster.spec import NamespaceKey, NamespaceSpec
+from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec
 from mindgrid.shards.errors import NotFound
 
 
@@ -33,6 +33,7 @@ class Table:
     """
 
     version: int
+    bounds: Bounds
     seats: tuple[Seat, ...]
     holdings: tuple[Holding, ...]
 
@@ -57,6 +58,7 @@ class Routes:
 
     def __init__(self, table: Table) -> None:
         self.version = table.version
+        self.bounds = table.bounds
         self.epochs = {seat.host: seat.epoch for seat in table.seats}
         self._holdings = {holding.spec.key: holding for holding in table.holdings}
         self._known: dict[NamespaceKey, Route] = {}

@@ -1,0 +1,455 @@
+"""The service as its callers see it: a `Grid` checks, embeds, routes, fans out, merges and retries.
+
+    search(text) ─► check ─► embed ─► lane of each host ─► settle on one instant ─► merge
+    upsert(drafts) ─► check ─► embed ─► one command a shard ─► write lane of each host
+
+Front replicas, Ray handles and the coordinator all use this one class over a `Directory`, so they
+give the same answers and the same errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mindgrid.cluster import port
+from mindgrid.cluster.gate import Gate, HostAway, Part, write_bytes
+from mindgrid.cluster.instants import behind, settled, stamp_read
+from mindgrid.cluster.lanes import Deadline
+from mindgrid.cluster.merge import merge
+from mindgrid.cluster.port import Directory, Opening, ShardKey
+from mindgrid.cluster.spec import SEMANTIC, Bounds, NamespaceKey
+from mindgrid.cluster.table import Route, Routes
+from mindgrid.shards.checks import check_command, check_ids, check_query, check_selection
+from mindgrid.shards.clock import Clock, Instant, SystemClock
+from mindgrid.shards.driver import Found
+from mindgrid.shards.errors import Moved, Unavailable, Unimplemented
+from mindgrid.shards.types import (
+    Answer,
+    Delete,
+    Deleted,
+    Draft,
+    Query,
+    Record,
+    Selection,
+    Stamp,
+    Upsert,
+    Upserted,
+    Want,
+)
+
+T = TypeVar("T")
+
+
+class Embeds(Protocol):
+    """What turns texts into vectors of a namespace's space."""
+
+    async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return one float32 vector for each text, in order."""
+        ...
+
+
+class Grid:
+    """All semantic namespaces of a cluster. Belongs to the event loop it is first used in.
+
+    Every method raises NotFound for an unknown namespace, InvalidRequest for a bad value,
+    Exhausted when a queue is full, Unavailable (naming shard and reason) or DeadlineExceeded when
+    the retries or `deadline_s` are used up; None stands for the configured deadline.
+    """
+
+    def __init__(
+        self, directory: Directory, embedders: Embeds | None = None, clock: Clock | None = None
+    ) -> None:
+        """Take what finds hosts, and what embeds; without it callers bring their vectors."""
+        self._directory = directory
+        self._embedders = embedders
+        self._clock = clock or SystemClock()
+        self._routes: Routes | None = None
+        self._refreshing: asyncio.Task[Routes] | None = None
+        self._gates: dict[str, Gate] = {}
+        self._warming: dict[tuple[str, Part], asyncio.Task[None]] = {}
+        self._stamp: Stamp | None = None
+
+    async def search(
+        self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None
+    ) -> Answer:
+        """Return the `top_k` best records, best first, ties to the smaller id.
+
+        With `text` the query's vector must be empty; it is embedded.
+        """
+        key, route, deadline = await self._begin(namespace, deadline_s)
+        query = check_query(query, route.spec.config.space, text)
+        if text:
+            query = replace(query, vector=(await self._embed(key, [text]))[0])
+        return await self._retried(
+            deadline, lambda routes: self._search(routes.route(key), query, deadline)
+        )
+
+    async def get(
+        self,
+        namespace: str,
+        ids: Sequence[str],
+        want: Want = Want.VALUES,
+        selection: Selection | None = None,
+        deadline_s: float | None = None,
+    ) -> list[Record | None]:
+        """Return the records with these ids, in order; None where `selection` sees none."""
+        key, _, deadline = await self._begin(namespace, deadline_s)
+        selection = selection or Selection()
+        check_ids(ids)
+        check_selection(selection)
+        if not ids:
+            return []
+        read = port.GetItem(key, 0, (), selection, want, None)
+        return await self._retried(
+            deadline, lambda routes: self._get(routes.route(key), ids, read, deadline)
+        )
+
+    async def upsert(
+        self,
+        namespace: str,
+        drafts: Sequence[Draft],
+        transaction_id: str = "",
+        deadline_s: float | None = None,
+    ) -> tuple[tuple[str, ...], Upserted]:
+        """Write all drafts and return their ids and versions, once durable and visible.
+
+        Empty ids and an empty transaction id are chosen here, once, so that retries write nothing
+        twice. Drafts of one shard are written together or not at all. A batch over several shards
+        is refused as a whole by every check that this process can make, but is committed shard by
+        shard: after an error some shards may have their part. Raises PreconditionFailed, and
+        Unimplemented for what would need one commit over several shards.
+        """
+        key, route, deadline = await self._begin(namespace, deadline_s)
+        drafts = tuple(d if d.id else replace(d, id=str(uuid.uuid4())) for d in drafts)
+        command = Upsert(transaction_id or str(uuid.uuid4()), drafts)
+        check_command(command, route.spec.config.space)
+        _check_one_commit(route, drafts)
+        if not drafts:
+            return (), Upserted((), self._clock.now())
+        command = await self._with_vectors(key, command)
+        result = await self._retried(
+            deadline, lambda routes: self._upsert(routes.route(key), command, deadline)
+        )
+        return tuple(draft.id for draft in drafts), result
+
+    async def delete(
+        self,
+        namespace: str,
+        id: str,
+        hard: bool = False,
+        transaction_id: str = "",
+        deadline_s: float | None = None,
+    ) -> Deleted:
+        """Tombstone the record, or with `hard` remove it at every instant of knowledge."""
+        key, route, deadline = await self._begin(namespace, deadline_s)
+        command = Delete(transaction_id or str(uuid.uuid4()), id, hard)
+        check_command(command, route.spec.config.space)
+        return await self._retried(
+            deadline, lambda routes: self._delete(routes.route(key), command, deadline)
+        )
+
+    async def ready(self) -> None:
+        """Return once the table is known and every host answers under it; else Unavailable."""
+        routes = await self._refreshed(-1, "")
+        for host, epoch in routes.epochs.items():
+            health = await self._gate(host).health()
+            if health.epoch != epoch:
+                raise Unavailable(host, "it is not appointed yet")
+
+    async def status(self) -> list[port.HostStatus]:
+        """Return what each host holds, in the order of the hosts."""
+        routes = await self._refreshed(-1, "")
+        return await _all(self._gate(host).status() for host in routes.epochs)
+
+    async def close(self) -> None:
+        """Give up all that waits; the hosts go on."""
+        for gate in self._gates.values():
+            await gate.close()
+
+    # Reads
+
+    async def _search(self, route: Route, query: Query, deadline: Deadline) -> Answer:
+        if len(route.by_host) == 1:
+            # One host stamps the read with its own clock and settles its shards by itself.
+            return await self._ask(route, 0, query, None, deadline)
+        stamp = self._shared_stamp()
+        hosts = range(len(route.by_host))
+        answers = await _all(self._ask(route, host, query, stamp, deadline) for host in hosts)
+        instants = [answer.instant for answer in answers]
+        again = behind(instants, query.selection)
+        stamp = settled(instants)
+        for host, answer in zip(
+            again,
+            await _all(self._ask(route, host, query, stamp, deadline) for host in again),
+            strict=True,
+        ):
+            answers[host] = answer
+        return merge(answers, query.top_k)
+
+    async def _ask(
+        self, route: Route, host: int, query: Query, stamp: Stamp | None, deadline: Deadline
+    ) -> Answer:
+        name, shards = route.by_host[host]
+        gate = self._gates[name]
+        part = Part(route.spec.key, route.generation, shards, stamp)
+        while True:
+            answer = await gate.lane_for(query).submit(part.namespace, (part, query), deadline)
+            if not isinstance(answer, Opening):
+                return answer
+            await self._warm(gate, part, deadline)
+
+    async def _get(
+        self, route: Route, ids: Sequence[str], read: port.GetItem, deadline: Deadline
+    ) -> list[Record | None]:
+        by_host: dict[str, list[int]] = {}
+        for index, id in enumerate(ids):
+            by_host.setdefault(route.hosts[route.shard_of(id)], []).append(index)
+        hosts = list(by_host)
+        stamp = self._shared_stamp() if len(hosts) > 1 else None
+        parts = {
+            host: tuple((route.shard_of(ids[i]), ids[i]) for i in by_host[host]) for host in hosts
+        }
+
+        async def ask(host: str, stamp: Stamp | None) -> Found:
+            item = port.GetItem(
+                route.spec.key, route.generation, parts[host], read.selection, read.want, stamp
+            )
+            return await self._ask_by_id(host, item, deadline)
+
+        found = await _all(ask(host, stamp) for host in hosts)
+        instants = [answer.instant for answer in found]
+        for position in behind(instants, read.selection):
+            found[position] = await ask(hosts[position], settled(instants))
+        records: list[Record | None] = [None] * len(ids)
+        for host, answer in zip(hosts, found, strict=True):
+            for index, record in zip(by_host[host], answer.records, strict=True):
+                records[index] = record
+        return records
+
+    async def _ask_by_id(self, host: str, item: port.GetItem, deadline: Deadline) -> Found:
+        gate = self._gates[host]
+        while True:
+            found = await gate.reads.submit(item.namespace, item, deadline)
+            if not isinstance(found, Opening):
+                return found
+            shards = tuple(sorted({shard for shard, _ in item.ids}))
+            await self._warm(gate, Part(item.namespace, item.generation, shards, None), deadline)
+
+    def _shared_stamp(self) -> Stamp:
+        """Return one stamp for all reads that begin in this turn of the loop.
+
+        Queries of one namespace with one stamp are one call of each shard; with a stamp each they
+        would be as many calls.
+        """
+        if self._stamp is None:
+            self._stamp = stamp_read(self._clock)
+            asyncio.get_running_loop().call_soon(self._forget_stamp)
+        return self._stamp
+
+    def _forget_stamp(self) -> None:
+        self._stamp = None
+
+    # Writes
+
+    async def _upsert(self, route: Route, command: Upsert, deadline: Deadline) -> Upserted:
+        # Again with this table's shards: since the first check they may have become others.
+        _check_one_commit(route, command.drafts)
+        by_shard: dict[int, list[int]] = {}
+        for index, draft in enumerate(command.drafts):
+            by_shard.setdefault(route.shard_of(draft.id), []).append(index)
+        shards = sorted(by_shard)
+
+        async def write(shard: int) -> Upserted:
+            drafts = tuple(command.drafts[index] for index in by_shard[shard])
+            part = Upsert(command.transaction_id, drafts)
+            key = ShardKey(route.spec.key, route.generation, shard)
+            result = await self._commit(route, port.WriteUpsert(key, part), deadline)
+            assert isinstance(result, Upserted)
+            return result
+
+        results = await _all(write(shard) for shard in shards)
+        versions = [0] * len(command.drafts)
+        for shard, result in zip(shards, results, strict=True):
+            for index, version in zip(by_shard[shard], result.versions, strict=True):
+                versions[index] = version
+        newest = Instant(max(result.committed_at for result in results))
+        return Upserted(tuple(versions), newest)
+
+    async def _delete(self, route: Route, command: Delete, deadline: Deadline) -> Deleted:
+        key = ShardKey(route.spec.key, route.generation, route.shard_of(command.id))
+        result = await self._commit(route, port.WriteDelete(key, command), deadline)
+        assert isinstance(result, Deleted)
+        return result
+
+    async def _commit(
+        self, route: Route, write: port.Write, deadline: Deadline
+    ) -> Upserted | Deleted:
+        key = write.shard
+        gate = self._gates[route.hosts[key.shard]]
+        while True:
+            result = await gate.writes.submit(key.namespace, write, deadline, write_bytes(write))
+            if not isinstance(result, Opening):
+                return result
+            part = Part(key.namespace, key.generation, (key.shard,), None)
+            await self._warm(gate, part, deadline)
+
+    async def _with_vectors(self, key: NamespaceKey, command: Upsert) -> Upsert:
+        missing = [index for index, draft in enumerate(command.drafts) if not len(draft.vector)]
+        if not missing:
+            return command
+        drafts = list(command.drafts)
+        vectors = await self._embed(key, [drafts[index].content for index in missing])
+        for index, vector in zip(missing, vectors, strict=True):
+            drafts[index] = replace(drafts[index], vector=vector)
+        return replace(command, drafts=tuple(drafts))
+
+    async def _embed(self, key: NamespaceKey, texts: Sequence[str]) -> NDArray[np.float32]:
+        if self._embedders is None:
+            raise Unavailable(f"the embedder of {key}", "this handle has none; bring vectors")
+        return await self._embedders.embed(key, texts)
+
+    # Routing
+
+    async def _begin(
+        self, namespace: str, deadline_s: float | None
+    ) -> tuple[NamespaceKey, Route, Deadline]:
+        key = NamespaceKey(SEMANTIC, namespace)
+        bounds = self._routes.bounds if self._routes is not None else Bounds()
+        deadline = Deadline.after(bounds.deadline_s if deadline_s is None else deadline_s)
+        if self._routes is None:
+            await self._retried(deadline, _nothing)
+        assert self._routes is not None
+        return key, self._routes.route(key), deadline
+
+    async def _retried(self, deadline: Deadline, work: Callable[[Routes], Awaitable[T]]) -> T:
+        """Do the work, anew with a fresh table when it has moved, again while it may succeed.
+
+        While a host is away the deadline is the only bound: the coordinator brings it back. A
+        shard that is Unavailable on a host that answers gets `attempts` in all.
+        """
+        tries = failures = 0
+        while True:
+            bounds = self._routes.bounds if self._routes is not None else Bounds()
+            try:
+                routes = self._routes or await self._refreshed(-1, "")
+                return await work(routes)
+            except (Moved, Unavailable) as error:
+                last = error
+            tries += 1
+            away = isinstance(last, Moved | HostAway)
+            failures += not away
+            wait_s = min(bounds.retry_first_s * 2 ** min(tries - 1, 16), bounds.retry_most_s)
+            wait_s *= random.uniform(0.5, 1.0)
+            if failures >= bounds.attempts or wait_s >= deadline.left():
+                raise _for_callers(last)
+            if away and await self._has_newer(last.what if isinstance(last, HostAway) else ""):
+                continue
+            await asyncio.sleep(wait_s)
+
+    async def _has_newer(self, suspect: str) -> bool:
+        """Fetch the table; return whether it is a newer one than the caller's."""
+        before = self._routes.version if self._routes is not None else -1
+        try:
+            return (await self._refreshed(before, suspect)).version > before
+        except Unavailable:
+            # The coordinator is away too: the next attempt comes here again if it must.
+            return False
+
+    async def _refreshed(self, older_than: int, suspect: str) -> Routes:
+        """Return the newest table; one question at a time, however many callers have it."""
+        if self._routes is not None and self._routes.version > older_than >= 0:
+            return self._routes
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh(older_than, suspect))
+            self._refreshing.add_done_callback(self._refresh_done)
+        return await asyncio.shield(self._refreshing)
+
+    async def _refresh(self, older_than: int, suspect: str) -> Routes:
+        table = await self._directory.table(older_than, suspect)
+        if self._routes is None or table.version > self._routes.version:
+            self._routes = Routes(table)
+            for host, epoch in self._routes.epochs.items():
+                self._gate(host).epoch = epoch
+        return self._routes
+
+    def _refresh_done(self, task: asyncio.Task[Routes]) -> None:
+        self._refreshing = None
+        if not task.cancelled():
+            # Who waits gets it from the task; a task whose callers all left is done for nobody.
+            task.exception()
+
+    def _gate(self, host: str) -> Gate:
+        gate = self._gates.get(host)
+        if gate is None:
+            assert self._routes is not None
+            gate = self._gates[host] = Gate(host, self._directory.port(host), self._routes.bounds)
+        return gate
+
+    async def _warm(self, gate: Gate, part: Part, deadline: Deadline) -> None:
+        """Wait until the shards are open or have failed: one call, however many callers wait."""
+        key = (gate.host, replace(part, stamp=None))
+        task = self._warming.get(key)
+        if task is None:
+            shards = [ShardKey(part.namespace, part.generation, shard) for shard in part.shards]
+            task = self._warming[key] = asyncio.create_task(gate.warm(shards))
+            task.add_done_callback(lambda done: self._warm_done(key, done))
+        # Out of time, the lane says so when the caller asks again.
+        await asyncio.wait([task], timeout=deadline.left())
+        if task.done():
+            task.result()
+
+    def _warm_done(self, key: tuple[str, Part], task: asyncio.Task[None]) -> None:
+        del self._warming[key]
+        if not task.cancelled():
+            task.exception()
+
+
+async def _nothing(routes: Routes) -> None:
+    """Do no work: what is wanted is the table."""
+
+
+def _check_one_commit(route: Route, drafts: Sequence[Draft]) -> None:
+    """Refuse what would have to be one commit over several shards."""
+    if len(route.hosts) == 1:
+        return
+    shards = {route.shard_of(draft.id) for draft in drafts}
+    if len(shards) > 1 and any(draft.if_version is not None for draft in drafts):
+        raise Unimplemented(
+            f"if_version in a batch over several shards of {route.spec.key} is not implemented "
+            "yet; send the records with if_version one by one"
+        )
+    for draft in drafts:
+        for target in draft.supersedes:
+            if route.shard_of(target) != route.shard_of(draft.id):
+                raise Unimplemented(
+                    f"record {draft.id!r} supersedes {target!r}, which is in another shard of "
+                    f"{route.spec.key}; that is not implemented yet. Use a namespace of one shard"
+                )
+
+
+def _for_callers(error: Moved | Unavailable) -> Unavailable:
+    """Return the error in words for someone who knows no epochs."""
+    if isinstance(error, Moved):
+        return Unavailable(f"shard {error.shard}", "it moves to another host and is not there yet")
+    return Unavailable(error.what, error.reason) if isinstance(error, HostAway) else error
+
+
+async def _all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
+    """Return all results in order; on the first error the rest is cancelled and it is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    if len(tasks) == 1:
+        return [await tasks[0]]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        raise

@@ -1,0 +1,150 @@
+"""One host as a `Grid` uses it: its lanes, and the bytes that their batches become."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from mindgrid.cluster import port
+from mindgrid.cluster.lanes import Lane, LaneBounds
+from mindgrid.cluster.port import Done, Failed, Opening, Port, SearchItem
+from mindgrid.cluster.spec import Bounds, NamespaceKey
+from mindgrid.shards.driver import Found
+from mindgrid.shards.errors import MindgridError, Unavailable
+from mindgrid.shards.types import Answer, Query, Result, Stamp, Upsert, Want
+
+
+class HostAway(Unavailable):
+    """A call did not come through; another host may have taken over, or this one may be back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The shards of one namespace that live on one host, and the stamp if the caller sets one."""
+
+    namespace: NamespaceKey
+    generation: int
+    shards: tuple[int, ...]
+    stamp: Stamp | None
+
+
+Work = tuple[Part, Query]
+
+
+class Gate:
+    """The way from one `Grid` to one host. `epoch` is that of the newest table."""
+
+    def __init__(self, host: str, way: Port, bounds: Bounds) -> None:
+        self.host = host
+        self.epoch = 0
+        self._port = way
+        self._heavy_top_k = bounds.heavy_top_k
+        waiting = bounds.waiting_max
+        quick = LaneBounds(bounds.quick_calls, bounds.batch_queries, waiting)
+        heavy = LaneBounds(1, bounds.batch_queries, waiting)
+        write = LaneBounds(
+            bounds.write_calls, bounds.batch_writes, bounds.writes_max, bounds.batch_bytes
+        )
+        self.quick: Lane[Work, Answer | Opening] = Lane(
+            f"quick lane to {host}", partial(self._search, False), quick
+        )
+        self.heavy: Lane[Work, Answer | Opening] = Lane(
+            f"heavy lane to {host}", partial(self._search, True), heavy
+        )
+        self.reads: Lane[port.GetItem, Found | Opening] = Lane(
+            f"read lane to {host}", self._get, quick
+        )
+        self.writes: Lane[port.Write, Result | Opening] = Lane(
+            f"write lane to {host}", self._commit, write
+        )
+
+    def lane_for(self, query: Query) -> Lane[Work, Answer | Opening]:
+        """Return the lane of a query, judged before anything is sent."""
+        heavy = query.exact or query.top_k > self._heavy_top_k or query.want & Want.PAYLOAD
+        return self.heavy if heavy else self.quick
+
+    async def warm(self, shards: list[port.ShardKey]) -> None:
+        """Wait until these shards are open or have failed to open."""
+        await self._call(self._port.warm, port.encode(port.WarmCall(self.epoch, shards)))
+
+    async def health(self) -> port.HostHealth:
+        """Return the host's process, clock and epoch."""
+        return port.decode_health(await self._port.health())
+
+    async def status(self) -> port.HostStatus:
+        """Return what the host holds."""
+        return port.decode_status(await self._port.status())
+
+    async def close(self) -> None:
+        """Give up all that waits."""
+        for lane in (self.quick, self.heavy, self.reads, self.writes):
+            await lane.close()
+
+    async def _search(
+        self, heavy: bool, batch: list[Work]
+    ) -> Sequence[Answer | Opening | MindgridError]:
+        groups: dict[Part, list[int]] = {}
+        for index, (part, _) in enumerate(batch):
+            groups.setdefault(part, []).append(index)
+        items = [
+            SearchItem(p.namespace, p.generation, p.shards, p.stamp, [batch[i][1] for i in indexes])
+            for p, indexes in groups.items()
+        ]
+        call = port.encode(port.SearchCall(self.epoch, heavy, items))
+        outcomes = iter(port.decode_answers(await self._call(self._port.search, call)))
+        results: list[Answer | Opening | MindgridError] = [_OPENING] * len(batch)
+        for indexes in groups.values():
+            for index in indexes:
+                outcome = next(outcomes)
+                results[index] = (
+                    outcome.value
+                    if isinstance(outcome, Done)
+                    else outcome.rebuild()
+                    if isinstance(outcome, Failed)
+                    else outcome
+                )
+        return results
+
+    async def _get(self, batch: list[port.GetItem]) -> Sequence[Found | Opening | MindgridError]:
+        call = port.encode(port.GetCall(self.epoch, batch))
+        return [
+            outcome.value
+            if isinstance(outcome, Done)
+            else outcome.rebuild()
+            if isinstance(outcome, Failed)
+            else outcome
+            for outcome in port.decode_found(await self._call(self._port.get, call))
+        ]
+
+    async def _commit(self, batch: list[port.Write]) -> Sequence[Result | Opening | MindgridError]:
+        call = port.encode(port.CommitCall(self.epoch, batch))
+        return [
+            outcome
+            if isinstance(outcome, Opening)
+            else outcome.rebuild()
+            if isinstance(outcome, Failed)
+            else outcome.result
+            for outcome in port.decode_written(await self._call(self._port.commit, call))
+        ]
+
+    async def _call(self, call: Callable[[bytes], Awaitable[bytes]], work: bytes) -> bytes:
+        try:
+            return await call(work)
+        except Unavailable as error:
+            # Of the host itself, for a shard's errors come back as outcomes.
+            raise HostAway(error.what, error.reason) from error
+
+
+def write_bytes(write: port.Write) -> int:
+    """Return roughly how many bytes a command is on its way."""
+    if not isinstance(write.command, Upsert):
+        return _COMMAND_BYTES
+    return sum(
+        _COMMAND_BYTES + draft.vector.nbytes + len(draft.content) + len(draft.payload)
+        for draft in write.command.drafts
+    )
+
+
+_COMMAND_BYTES = 256
+_OPENING = Opening()

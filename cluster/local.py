@@ -1,0 +1,112 @@
+"""A whole cluster in this process, for tests and for programs that want no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+
+from mindgrid.cluster import port
+from mindgrid.cluster.catalog import Catalog, HostEntry
+from mindgrid.cluster.host import Host, Opener, open_shard
+from mindgrid.cluster.port import Port
+from mindgrid.cluster.spec import GridSpec
+from mindgrid.cluster.table import Table
+from mindgrid.shards.clock import Clock, SystemClock
+from mindgrid.shards.errors import Unavailable
+
+
+class LocalCluster:
+    """A `Directory` whose hosts live in this process, over the same catalog as a real one's.
+
+    A host is its own `Port`. Use `async with`, or `start` and `close`.
+    """
+
+    def __init__(
+        self, spec: GridSpec, opener: Opener = open_shard, clock: Clock | None = None
+    ) -> None:
+        """Take the storage folder's catalog; raises as `Catalog` and `Catalog.configure` do."""
+        self._clock = clock or SystemClock()
+        self._opener = opener
+        self._catalog = Catalog(spec.storage, self._clock)
+        try:
+            self._catalog.configure(spec)
+            names = tuple(f"host-{number}" for number in range(spec.hosts or 1))
+            self._catalog.add_hosts(tuple(HostEntry(name) for name in names))
+        except BaseException:
+            self._catalog.close()
+            raise
+        self.hosts: dict[str, Host] = {}
+
+    async def start(self) -> None:
+        """Start and appoint every host."""
+        for entry in self._catalog.hosts:
+            await self.restart(entry.name)
+
+    async def restart(self, name: str) -> None:
+        """Start a host anew with no shard open, as the coordinator does when one has died."""
+        former = self.hosts.pop(name, None)
+        if former is not None:
+            await asyncio.to_thread(former.close)
+        host = Host(self._catalog.bounds, self._opener, self._clock)
+        epoch = self._catalog.raise_version()
+        health = await host.health()
+        self._catalog.appoint(name, epoch, port.decode_health(health).process)
+        table = self._catalog.table()
+        storage = str(self._catalog.storage)
+        await host.appoint(port.encode(port.Appointment(name, epoch, table, storage, None)))
+        self.hosts[name] = host
+
+    async def table(self, older_than: int, suspect: str) -> Table:
+        """See `Directory.table`."""
+        return self._catalog.table()
+
+    def port(self, host: str) -> Port:
+        """See `Directory.port`."""
+        return _Way(self, host)
+
+    async def close(self) -> None:
+        """Close all shards, and let go of the catalog."""
+        for host in self.hosts.values():
+            await asyncio.to_thread(host.close)
+        self._catalog.close()
+
+    async def __aenter__(self) -> LocalCluster:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Way:
+    """The port of whichever host has the name at the moment of a call."""
+
+    def __init__(self, cluster: LocalCluster, name: str) -> None:
+        self._cluster = cluster
+        self._name = name
+
+    async def search(self, call: bytes) -> bytes:
+        return await self._host().search(call)
+
+    async def get(self, call: bytes) -> bytes:
+        return await self._host().get(call)
+
+    async def commit(self, call: bytes) -> bytes:
+        return await self._host().commit(call)
+
+    async def warm(self, call: bytes) -> bytes:
+        return await self._host().warm(call)
+
+    async def appoint(self, appointment: bytes) -> bytes:
+        return await self._host().appoint(appointment)
+
+    async def health(self, skew_us: int | None = None) -> bytes:
+        return await self._host().health(skew_us)
+
+    async def status(self) -> bytes:
+        return await self._host().status()
+
+    def _host(self) -> Host:
+        host = self._cluster.hosts.get(self._name)
+        if host is None:
+            raise Unavailable(self._name, "it is not running")
+        return host
