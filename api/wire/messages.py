@@ -1,0 +1,147 @@
+"""The messages of `mindd.semantic.v1` as plain structs, field for field, whatever carried them.
+
+JSON and, later, protobuf are both turned into these, so that a handler knows no transport. Names
+and order are the proto's (tested). Times are `Instant`s and vectors float32 arrays, since that is
+all the wire's types can hold of what we keep; a field that is unset holds its default.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from mindgrid.shards.clock import Instant
+from mindgrid.shards.types import Vector
+
+NO_VECTOR: Vector = np.empty(0, dtype=np.float32)
+NO_VECTOR.flags.writeable = False
+
+
+class SearchMode(enum.IntEnum):
+    """What a search compares."""
+
+    UNSPECIFIED = 0
+    DENSE = 1
+    SPARSE = 2
+    HYBRID = 3
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """What all messages share."""
+
+
+class Record(Message, frozen=True, kw_only=True):
+    """A record as it is written and as it comes back."""
+
+    id: str = ""
+    content: str = ""
+    payload: bytes = b""
+    vector: Vector = NO_VECTOR
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)
+    created_at: Instant | None = None
+    valid_from: Instant | None = None
+    valid_to: Instant | None = None
+    deleted_at: Instant | None = None
+    supersedes: Sequence[str] = ()
+    source: str = ""
+    version: int = 0
+    if_version: int | None = None
+
+
+class UpsertRequest(Message, frozen=True, kw_only=True):
+    """Write all records or none."""
+
+    namespace: str = ""
+    records: Sequence[Record] = ()
+    transaction_id: str = ""
+
+
+class UpsertResponse(Message, frozen=True, kw_only=True):
+    """Ids and new versions, aligned with the records."""
+
+    ids: Sequence[str] = ()
+    versions: Sequence[int] = ()
+
+
+class FieldPredicate(Message, frozen=True, kw_only=True):
+    """One comparison with a metadata value; `op` is a number of the proto's PredicateOp."""
+
+    key: str = ""
+    op: int = 0
+    values: Sequence[str] = ()
+
+
+class Fusion(Message, frozen=True, kw_only=True):
+    """How HYBRID joins its lanes; `method` is a number of the proto's FusionMethod."""
+
+    method: int = 0
+    dense_weight: float = 0.0
+    sparse_weight: float = 0.0
+    k: int = 0
+
+
+class SearchRequest(Message, frozen=True, kw_only=True):
+    """One query; `mode` is a number, perhaps one that SearchMode does not know."""
+
+    namespace: str = ""
+    query_text: str = ""
+    query_vector: Vector = NO_VECTOR
+    top_k: int = 0
+    filter: Mapping[str, str] = msgspec.field(default_factory=dict)
+    include_payload: bool = False
+    include_vector: bool = False
+    as_of: Instant | None = None
+    include_invalidated: bool = False
+    ids_only: bool = False
+    predicates: Sequence[FieldPredicate] = ()
+    created_after: Instant | None = None
+    created_before: Instant | None = None
+    mode: int = 0
+    rerank_candidate_k: int = 0
+    known_at: Instant | None = None
+    exact: bool = False
+    explain: bool = False
+    fusion: Fusion | None = None
+
+
+class Explanation(Message, frozen=True, kw_only=True):
+    """What each lane said of a hit; rank 0: the lane did not find it."""
+
+    dense_rank: int = 0
+    dense_score: float = 0.0
+    sparse_rank: int = 0
+    sparse_score: float = 0.0
+
+
+class Hit(Message, frozen=True, kw_only=True):
+    """One record found."""
+
+    record: Record | None = None
+    score: float = 0.0
+    explanation: Explanation | None = None
+
+
+class SearchResponse(Message, frozen=True, kw_only=True):
+    """The hits, best first."""
+
+    hits: Sequence[Hit] = ()
+    exact: bool = False
+    scanned: int = 0
+
+
+class DeleteRequest(Message, frozen=True, kw_only=True):
+    """Tombstone a record, or with `hard` remove it."""
+
+    namespace: str = ""
+    id: str = ""
+    hard: bool = False
+    transaction_id: str = ""
+
+
+class DeleteResponse(Message, frozen=True, kw_only=True):
+    """Whether there was one."""
+
+    existed: bool = False
