@@ -37,7 +37,7 @@ _KMEANS_ROUNDS = 10
 _QUERY_BITS = 4
 """As good as 8 bits or the unrounded query (0), at three quarters and a fiftieth of the time."""
 _RETUNE_GROWTH = 1.5
-_COSTS = {"rabitq": Costs(candidate=6.0, centroid=0.5), "sq8": Costs(candidate=3.0, centroid=0.3)}
+_COSTS = {"rabitq": Costs(candidate=10.0, centroid=0.5), "sq8": Costs(candidate=5.0, centroid=0.3)}
 
 Check = Callable[[Path, bytes], None]
 """Called with each file's content before any of it is parsed; raises Corruption to refuse it."""

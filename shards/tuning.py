@@ -9,6 +9,8 @@ here: times taken on a busy machine would make the choice a matter of luck.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -104,18 +106,17 @@ def plan(levels: Sequence[Level], k: int, share: float) -> tuple[float, float]:
 
 
 def _at(levels: Sequence[Level], k: float) -> tuple[float, float]:
-    ks = np.log([level.k for level in levels])
-    at = float(np.log(max(k, levels[0].k)))
-    found = []
-    for values in ([level.nprobe for level in levels], [level.depth for level in levels]):
-        logs = np.maximum.accumulate(np.log(values))
-        beyond = 0.0
-        if at > ks[-1]:
-            # With one level there is no slope to extend: as many times deeper as k is larger.
-            slope = (logs[-1] - logs[-2]) / (ks[-1] - ks[-2]) if len(levels) > 1 else 1.0
-            beyond = slope * (at - ks[-1])
-        found.append(float(np.exp(np.interp(at, ks, logs) + beyond)))
-    return found[0], found[1]
+    first = levels[0]
+    if k <= first.k:
+        return first.nprobe, first.depth
+    if len(levels) == 1:
+        # There is no slope to extend: as many times deeper as k is larger.
+        return first.nprobe * k / first.k, first.depth * k / first.k
+    pairs = list(itertools.pairwise(levels))
+    low, high = next((pair for pair in pairs if k <= pair[1].k), pairs[-1])
+    power = math.log(k / low.k) / math.log(high.k / low.k)
+    nprobe = low.nprobe * max(1.0, high.nprobe / low.nprobe) ** power
+    return nprobe, low.depth * max(1.0, high.depth / low.depth) ** power
 
 
 def _level(

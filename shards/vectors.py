@@ -7,6 +7,7 @@ wrong about it (`_slack`), and all rows that the k-th best ties with stay in.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,11 @@ SQUARES_FILE = "squares.f64"
 _NORM_MIN, _NORM_MAX = 2.0**-100, 2.0**100
 """Between these, float32 products with a unit query neither overflow nor lose bits that count."""
 _CHUNK_ROWS = 16_384
-_GEMM_QUERIES_MIN = 4
+_GEMM_QUERIES_MIN = 5
 """From so many queries on, one matrix product is cheaper than a pass over the rows for each."""
+_GEMM_ROWS = 2_048
+_DIRECT_ROWS = 96
+"""So few rows are scored in float64 at once: choosing among them would cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +134,12 @@ class Vectors:
 
     def gather(self, positions: Positions) -> Rows:
         """Return a copy of the rows at these positions, in their order: (m, d) float32."""
-        out = np.empty((len(positions), self.dimensions), np.float32)
-        for block, local, where in self._split(positions):
-            out[where] = block.rows[local]
-        return out
+        return self._fetch(positions)[0]
 
     def score(self, positions: Positions, query: Rows) -> Scored:
         """Return the final score of each of these rows with `query`, (d,) float32."""
-        squares = np.empty(len(positions), np.float64)
-        for block, local, where in self._split(positions):
-            squares[where] = block.squares[local]
-        return Scored(positions, scores.cosine(self.gather(positions), query, squares))
+        rows, squares = self._fetch(positions)
+        return Scored(positions, scores.cosine(rows, query, squares))
 
     def exact(self, queries: Rows, k: int, allowed: Positions | None = None) -> list[Scored]:
         """Return for each query the k best rows and all that tie with the k-th, in no order.
@@ -150,49 +149,81 @@ class Vectors:
         these positions gives the answer.
         """
         assert k > 0
-        units = _units(queries)
+        if allowed is not None and len(allowed) <= _DIRECT_ROWS:
+            return [_cut(self.score(allowed, query), k) for query in queries]
+        products = _Products(units(queries))
         tops = [_Top(k, _slack(self.dimensions)) for _ in queries]
-        strange: list[Positions] = []
-        for start, block, local in self._pieces(allowed):
-            # Rows whose norm is out of range may overflow; they are taken out right after.
-            with np.errstate(all="ignore"):
-                close, positions = _compare(block, local, units)
-            if block.strange.size:
-                odd = np.isin(positions, block.strange, assume_unique=True)
-                strange.append(positions[odd] + start)
-                close, positions = close[:, ~odd], positions[~odd]
-            positions = positions + start
+        strange = self._strange(allowed)
+        n = len(self) if allowed is None else len(allowed)
+        for low in range(0, n, _CHUNK_ROWS):
+            high = min(low + _CHUNK_ROWS, n)
+            positions = np.arange(low, high) if allowed is None else allowed[low:high]
+            close = self._compare(positions, products, len(queries), dense=allowed is None)
+            if strange.size:
+                usual = np.isin(positions, strange, assume_unique=True, invert=True)
+                positions, close = positions[usual], close[:, usual]
             for top, row in zip(tops, close, strict=True):
                 top.add(row, positions)
         return [
-            _cut(self.score(np.concatenate([top.positions(), *strange]), query), k)
+            _cut(self.score(np.concatenate([top.positions(), strange]), query), k)
             for top, query in zip(tops, queries, strict=True)
         ]
 
-    def _pieces(self, allowed: Positions | None) -> Iterator[tuple[int, Block, slice | Positions]]:
-        """Yield (first position of the block, block, rows of it) in bounded pieces."""
-        for i, block in enumerate(self.blocks):
-            start, stop = int(self.starts[i]), int(self.starts[i + 1])
-            if allowed is None:
-                for low in range(0, stop - start, _CHUNK_ROWS):
-                    yield start, block, slice(low, min(low + _CHUNK_ROWS, stop - start))
-                continue
-            low, high = np.searchsorted(allowed, (start, stop))
-            for at in range(int(low), int(high), _CHUNK_ROWS):
-                yield start, block, allowed[at : min(at + _CHUNK_ROWS, int(high))] - start
+    def _strange(self, allowed: Positions | None) -> Positions:
+        """Return the positions that float32 cannot compare and `allowed` has."""
+        parts = [
+            block.strange + start
+            for block, start in zip(self.blocks, self.starts, strict=False)
+            if block.strange.size
+        ]
+        if not parts:
+            return np.empty(0, np.int64)
+        strange = np.concatenate(parts)
+        return strange if allowed is None else np.intersect1d(strange, allowed, assume_unique=True)
 
-    def _split(
-        self, positions: Positions
-    ) -> Iterator[tuple[Block, Positions, slice | NDArray[np.bool_]]]:
-        """Yield (block, rows of it, where they stand in `positions`)."""
+    def _compare(
+        self, positions: Positions, products: _Products, queries: int, dense: bool
+    ) -> NDArray[np.float32]:
+        """Return float32 cosines (queries, rows) for sorted positions; `dense`: without gaps."""
+        close = np.empty((queries, len(positions)), np.float32)
+        inverse = np.empty(len(positions), np.float32)
+        # Rows whose norm is out of range may overflow here; the caller takes them out.
+        with np.errstate(all="ignore"):
+            for i, low, high in self._spans(positions):
+                block, local = self.blocks[i], positions[low:high] - self.starts[i]
+                inverse[low:high] = block.inverse[local]
+                if dense:
+                    rows = block.rows[local[0] : local[-1] + 1]
+                    products.fill(rows, None, close[:, low:high])
+                else:
+                    products.fill(block.rows, local, close[:, low:high])
+            close *= inverse
+        return close
+
+    def _fetch(self, positions: Positions) -> tuple[Rows, NDArray[np.float64]]:
         assert positions.dtype == np.int64
         if len(self.blocks) == 1:
-            yield self.blocks[0], positions, slice(None)
-            return
-        owner = np.searchsorted(self.starts, positions, side="right") - 1
-        for i in np.unique(owner).tolist():
-            where = owner == i
-            yield self.blocks[i], positions[where] - self.starts[i], where
+            return self.blocks[0].rows[positions], self.blocks[0].squares[positions]
+        rows = np.empty((len(positions), self.dimensions), np.float32)
+        squares = np.empty(len(positions), np.float64)
+        order = np.argsort(positions, kind="stable")
+        ordered = positions[order]
+        for i, low, high in self._spans(ordered):
+            block, local, where = (
+                self.blocks[i],
+                ordered[low:high] - self.starts[i],
+                order[low:high],
+            )
+            rows[where] = block.rows[local]
+            squares[where] = block.squares[local]
+        return rows, squares
+
+    def _spans(self, ordered: Positions) -> Iterator[tuple[int, int, int]]:
+        """Yield (block, low, high): ordered[low:high] lie in that block."""
+        bounds = np.searchsorted(ordered, self.starts).tolist()
+        for i, (low, high) in enumerate(itertools.pairwise(bounds)):
+            if low < high:
+                yield i, low, high
 
 
 class _Top:
@@ -285,7 +316,8 @@ def _inverse_norms(squares: NDArray[np.float64]) -> tuple[NDArray[np.float32], P
     return (1.0 / norms).astype(np.float32), np.flatnonzero(strange)
 
 
-def _units(queries: Rows) -> Rows:
+def units(queries: Rows) -> Rows:
+    """Return (m, d) float32 rows scaled to length 1, whatever their magnitude; none may be 0."""
     assert queries.dtype == np.float32
     assert queries.ndim == 2
     norms = np.sqrt(scores.squares(queries))
@@ -305,36 +337,51 @@ def _slack(dimensions: int) -> float:
     return 1.01 * (dimensions + 8) * 2.0**-24
 
 
-def _compare(
-    block: Block, local: slice | Positions, units: Rows
-) -> tuple[NDArray[np.float32], Positions]:
-    """Return float32 cosines (queries, rows) of a part of a block, and which rows these are.
+class _Products:
+    """Float32 dot products of unit queries, (m, d), with rows, on one core and without the GIL.
 
     Measured (100k x 384): one query over listed rows is twice as fast by `by_idx`, which copies
-    nothing, as after a copy; 32 queries take a sixth of the time as one matrix product.
+    nothing, as after a copy; 32 queries take a sixth of the time as one matrix product. That goes
+    through FAISS's own BLAS, since NumPy's starts a thread per core and those wait for each other
+    when the machine is busy (32 x 100k: 75 ms became 560).
     """
-    if isinstance(local, slice):
-        positions = np.arange(local.start, local.stop)
-        rows = block.rows[local]
-    else:
-        positions = local
-        rows = block.rows
-    n, d = len(positions), units.shape[1]
-    if len(units) >= _GEMM_QUERIES_MIN:
-        close = units @ (rows if isinstance(local, slice) else rows[local]).T
-    else:
-        # FAISS reads the number of threads per calling thread; these calls must take one core.
+
+    def __init__(self, units: Rows) -> None:
+        m, d = units.shape
+        self._units = units
+        self._product: faiss.LinearTransform | None = None
+        if m >= _GEMM_QUERIES_MIN:
+            self._product = faiss.LinearTransform(d, m, False)
+            faiss.copy_array_to_vector(units.ravel(), self._product.A)
+            self._product.is_trained = True
+        # FAISS keeps the number of threads per calling thread.
         faiss.omp_set_num_threads(1)
-        close = np.empty((len(units), n), np.float32)
-        for unit, out in zip(units, close, strict=True):
-            x, to, y = faiss.swig_ptr(unit), faiss.swig_ptr(out), faiss.swig_ptr(rows)
-            if isinstance(local, slice):
+
+    def fill(self, rows: Rows, local: Positions | None, out: NDArray[np.float32]) -> None:
+        """Fill `out` (m, n) with the products of the listed rows, None for all."""
+        if self._product is not None:
+            self._multiply(rows, local, out)
+            return
+        n, d = out.shape[1], rows.shape[1]
+        y = faiss.swig_ptr(rows)
+        for unit, products in zip(self._units, out, strict=True):
+            x, to = faiss.swig_ptr(unit), faiss.swig_ptr(products)
+            if local is None:
                 faiss.fvec_inner_products_ny(to, x, y, d, n)  # type: ignore[attr-defined]
             else:
                 ids = faiss.swig_ptr(local)
                 faiss.fvec_inner_products_by_idx(to, x, y, ids, d, 1, n)  # type: ignore[attr-defined]
-    close *= block.inverse[local]
-    return close, positions
+
+    def _multiply(self, rows: Rows, local: Positions | None, out: NDArray[np.float32]) -> None:
+        assert self._product is not None
+        m, n = out.shape
+        for low in range(0, n, _GEMM_ROWS):
+            high = min(low + _GEMM_ROWS, n)
+            part = rows[low:high] if local is None else rows[local[low:high]]
+            products = np.empty((high - low, m), np.float32)
+            x, to = faiss.swig_ptr(part), faiss.swig_ptr(products)
+            self._product.apply_noalloc(high - low, x, to)  # type: ignore[attr-defined]
+            out[:, low:high] = products.T
 
 
 def _cut(scored: Scored, k: int) -> Scored:
