@@ -182,16 +182,19 @@ class _Log:
         """Say whether frame `bad + 1` verifies with what `bad`'s checksum ought to be."""
         if bad + 1 >= self.frames:
             return False
-        ought = _advance(self._seeds[bad], _PAIRS_FRAME) + self._content[bad]
-        chained = _advance(ought, _PAIRS_FRAME) + self._content[bad + 1]
+        ought = _advance(self._seeds[bad : bad + 1], _PAIRS_FRAME) + self._content[bad]
+        chained = (_advance(ought, _PAIRS_FRAME) + self._content[bad + 1])[0]
         return bool(self._ours[bad + 1] and np.array_equal(chained, self._stored[bad + 1]))
 
 
 def _advance(seeds: Words, pairs: int) -> Words:
-    """Return what `pairs` pairs of zero words make of the running checksums (…, 2)."""
+    """Return what `pairs` pairs of zero words make of the running checksums (n, 2).
+
+    Arrays only: NumPy warns when a scalar overflows, which is what the checksum is made of.
+    """
     power = _POWERS[pairs]
-    zero = seeds[..., 0] * power[0, 0] + seeds[..., 1] * power[0, 1]
-    one = seeds[..., 0] * power[1, 0] + seeds[..., 1] * power[1, 1]
+    zero = seeds[:, 0] * power[0, 0] + seeds[:, 1] * power[0, 1]
+    one = seeds[:, 0] * power[1, 0] + seeds[:, 1] * power[1, 1]
     return np.stack([zero, one], axis=-1)
 
 

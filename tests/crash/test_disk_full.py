@@ -1,0 +1,127 @@
+"""A disk that fills up: a clear error, nothing half-written, and all is well with space again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mindgrid.shards.clock import Instant
+from mindgrid.shards.errors import Unavailable
+from mindgrid.shards.journal import Entry, Journal, Transaction
+from mindgrid.shards.lock import FolderLock
+
+DISK_BYTES = 4 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of DISK_BYTES."""
+    mount = shutil.which("mount")
+    if os.geteuid() != 0 or mount is None:
+        pytest.skip("only root may mount the small tmpfs that this test fills")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    ballast = disk / "ballast"
+    with open(ballast, "wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1):
+            try:
+                while True:
+                    file.write(bytes(size))
+            except OSError:
+                pass
+    return ballast
+
+
+def append_until_full(journal: Journal) -> tuple[int, str]:
+    """Append until the disk is full; return the last acknowledged commit and the error's words."""
+    while True:
+        seq = journal.last_seq + 1
+        entry = Entry(seq, seq, 1, b"%d:" % seq * 5000)
+        try:
+            journal.append(entry, [Transaction(f"t{seq}", seq, Instant(seq), b"r")])
+        except Unavailable as error:
+            return seq - 1, str(error)
+
+
+def check(journal: Journal, acknowledged: int) -> None:
+    entries = list(journal.replay())
+    assert [entry.first_seq for entry in entries] == list(range(1, acknowledged + 1))
+    assert all(entry.payload == b"%d:" % entry.first_seq * 5000 for entry in entries)
+    assert [t.seq for t in journal.transactions()] == list(range(1, acknowledged + 1))
+
+
+def test_a_full_disk_is_unavailable_and_loses_nothing(disk: Path) -> None:
+    shard = disk / "s0"
+    shard.mkdir()
+    ballast = disk / "ballast"
+    ballast.write_bytes(bytes(2 << 20))
+    with FolderLock(shard) as lock:
+        journal = Journal(lock, 1)
+        acknowledged, words = append_until_full(journal)
+        assert "free space" in words
+        assert acknowledged > 5
+        with pytest.raises(Unavailable):
+            journal.append(Entry(acknowledged + 1, acknowledged + 1, 1, b"small"))
+        journal.close()
+        # Still full: opening says so, again and again, and destroys nothing.
+        fill(disk / "s0")
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="free space"):
+                Journal(lock, 2)
+        (shard / "ballast").unlink()
+        ballast.unlink()
+        journal = Journal(lock, 2)
+        check(journal, acknowledged)
+        journal.append(Entry(acknowledged + 1, acknowledged + 1, 1, b"goes on"))
+        journal.close()
+
+
+def test_a_journal_cannot_be_created_on_a_full_disk(disk: Path) -> None:
+    shard = disk / "s0"
+    shard.mkdir()
+    ballast = fill(disk)
+    with FolderLock(shard) as lock:
+        with pytest.raises(Unavailable, match="free space"):
+            Journal(lock, 1)
+        ballast.unlink()
+        journal = Journal(lock, 1)
+        check(journal, 0)
+        journal.close()
+
+
+def test_a_manifest_that_does_not_fit_changes_nothing(disk: Path) -> None:
+    shard = disk / "s0"
+    shard.mkdir()
+    with FolderLock(shard) as lock:
+        journal = Journal(lock, 1)
+        for seq in range(1, 21):
+            entry = Entry(seq, seq, 1, b"%d:" % seq * 5000)
+            journal.append(entry, [Transaction(f"t{seq}", seq, Instant(seq), b"r")])
+        journal.commit_manifest(b"small", 0)
+        ballast = fill(disk)
+        with pytest.raises(Unavailable, match="free space"):
+            journal.commit_manifest(bytes(1 << 20), 20)
+        journal.close()
+        ballast.unlink()
+        journal = Journal(lock, 1)
+        assert (journal.manifest, journal.covered_seq) == (b"small", 0)
+        check(journal, 20)
+        journal.close()
