@@ -43,24 +43,29 @@ class Namespace(msgspec.Struct, frozen=True):
 
 
 class HostEntry(msgspec.Struct, frozen=True):
-    """A host, the custom resource it is bound to if any, and its last appointment."""
+    """A host, the custom resource it is bound to if any, and its last appointment.
+
+    `processes` are all that may hold its shards: while an appointment is under way, the new
+    process behind the former ones.
+    """
 
     name: str
     resource: str = ""
     epoch: int = 0
-    process: Process | None = None
+    processes: tuple[Process, ...] = ()
 
 
 class _State(msgspec.Struct, frozen=True):
     format: int
     version: int
+    layout_version: int
     bounds: Bounds
     hosts_wanted: int
     namespaces: tuple[Namespace, ...]
     hosts: tuple[HostEntry, ...]
 
 
-_EMPTY = _State(FORMAT, 0, Bounds(), 0, (), ())
+_EMPTY = _State(FORMAT, 0, 0, Bounds(), 0, (), ())
 
 
 class Catalog:
@@ -109,6 +114,19 @@ class Catalog:
         """All namespaces, those no longer configured included."""
         return self._state.namespaces
 
+    @property
+    def table_version(self) -> int:
+        """The version of the table as it stands."""
+        return self._state.version
+
+    @property
+    def layout_version(self) -> int:
+        """The version in which namespaces, bounds or the set of hosts changed last.
+
+        A host whose epoch is lower knows an older layout and must be appointed anew.
+        """
+        return self._state.layout_version
+
     def table(self) -> Table:
         """Return the routing table as it stands."""
         return Table(
@@ -152,7 +170,7 @@ class Catalog:
         )
         if state == self._state:
             return False
-        self._write(msgspec.structs.replace(state, version=state.version + 1))
+        self._write_layout(state)
         return True
 
     def add_hosts(self, hosts: tuple[HostEntry, ...]) -> None:
@@ -160,16 +178,16 @@ class Catalog:
         known = {host.name for host in self.hosts}
         added = tuple(host for host in hosts if host.name not in known)
         if added:
-            self._write(msgspec.structs.replace(self._state, hosts=self.hosts + added))
+            self._write_layout(msgspec.structs.replace(self._state, hosts=self.hosts + added))
 
-    def appoint(self, name: str, epoch: int, process: Process) -> None:
-        """Record who is this host from now on, under an epoch from `raise_version`."""
+    def appoint(self, name: str, epoch: int, processes: tuple[Process, ...]) -> None:
+        """Record which processes may be this host, under an epoch from `raise_version`."""
         assert epoch <= self._state.version
         self._write(
             msgspec.structs.replace(
                 self._state,
                 hosts=tuple(
-                    msgspec.structs.replace(host, epoch=epoch, process=process)
+                    msgspec.structs.replace(host, epoch=epoch, processes=processes)
                     if host.name == name
                     else host
                     for host in self.hosts
@@ -215,6 +233,10 @@ class Catalog:
         if state.format != FORMAT:
             raise ConfigError(path, f"its format is {state.format}; this release reads {FORMAT}")
         return state
+
+    def _write_layout(self, state: _State) -> None:
+        version = state.version + 1
+        self._write(msgspec.structs.replace(state, version=version, layout_version=version))
 
     def _write(self, state: _State) -> None:
         assert self._lock.is_held(), "the catalog is only written under its lock"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from mindgrid.cluster.table import Route, Routes
 from mindgrid.shards.checks import check_command, check_ids, check_query, check_selection
 from mindgrid.shards.clock import Clock, Instant, SystemClock
 from mindgrid.shards.driver import Found
-from mindgrid.shards.errors import Moved, Unavailable, Unimplemented
+from mindgrid.shards.errors import DeadlineExceeded, Moved, NotFound, Unavailable, Unimplemented
 from mindgrid.shards.types import (
     Answer,
     Delete,
@@ -76,6 +77,7 @@ class Grid:
         self._gates: dict[str, Gate] = {}
         self._warming: dict[tuple[str, Part], asyncio.Task[None]] = {}
         self._stamp: Stamp | None = None
+        self._ask_again_at = 0.0
 
     async def search(
         self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None
@@ -327,7 +329,15 @@ class Grid:
         if self._routes is None:
             await self._retried(deadline, _nothing)
         assert self._routes is not None
-        return key, self._routes.route(key), deadline
+        try:
+            return key, self._routes.route(key), deadline
+        except NotFound:
+            # It may have been added since, but wrong names must not become a load.
+            if time.monotonic() < self._ask_again_at:
+                raise
+            self._ask_again_at = time.monotonic() + _ASK_AGAIN_S
+            await self._has_newer("")
+            return key, self._routes.route(key), deadline
 
     async def _retried(self, deadline: Deadline, work: Callable[[Routes], Awaitable[T]]) -> T:
         """Do the work, anew with a fresh table when it has moved, again while it may succeed.
@@ -336,11 +346,17 @@ class Grid:
         shard that is Unavailable on a host that answers gets `attempts` in all.
         """
         tries = failures = 0
+        last: Moved | Unavailable | None = None
         while True:
             bounds = self._routes.bounds if self._routes is not None else Bounds()
             try:
                 routes = self._routes or await self._refreshed(-1, "")
                 return await work(routes)
+            except DeadlineExceeded:
+                if last is None:
+                    raise
+                # That the time is over says less than what it was spent on.
+                raise _for_callers(last) from None
             except (Moved, Unavailable) as error:
                 last = error
             tries += 1
@@ -414,6 +430,9 @@ class Grid:
 
 async def _nothing(routes: Routes) -> None:
     """Do no work: what is wanted is the table."""
+
+
+_ASK_AGAIN_S = 1.0
 
 
 def _check_one_commit(route: Route, drafts: Sequence[Draft]) -> None:

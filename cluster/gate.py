@@ -47,17 +47,13 @@ class Gate:
             bounds.write_calls, bounds.batch_writes, bounds.writes_max, bounds.batch_bytes
         )
         self.quick: Lane[Work, Answer | Opening] = Lane(
-            f"quick lane to {host}", partial(self._search, False), quick
+            f"{host} quick", partial(self._search, False), quick
         )
         self.heavy: Lane[Work, Answer | Opening] = Lane(
-            f"heavy lane to {host}", partial(self._search, True), heavy
+            f"{host} heavy", partial(self._search, True), heavy
         )
-        self.reads: Lane[port.GetItem, Found | Opening] = Lane(
-            f"read lane to {host}", self._get, quick
-        )
-        self.writes: Lane[port.Write, Result | Opening] = Lane(
-            f"write lane to {host}", self._commit, write
-        )
+        self.reads: Lane[port.GetItem, Found | Opening] = Lane(f"{host} read", self._get, quick)
+        self.writes: Lane[port.Write, Result | Opening] = Lane(f"{host} write", self._commit, write)
 
     def lane_for(self, query: Query) -> Lane[Work, Answer | Opening]:
         """Return the lane of a query, judged before anything is sent."""

@@ -37,6 +37,7 @@ from mindgrid.shards.driver import SemanticShard
 from mindgrid.shards.errors import (
     MindgridError,
     Moved,
+    NotFound,
     OperatorError,
     RetryError,
     StorageLocked,
@@ -121,13 +122,7 @@ _State = SemanticShard | MindgridError | Future[None]
 class Host:
     """The process side of a `Port`: every method is one of its calls."""
 
-    def __init__(
-        self,
-        bounds: Bounds,
-        opener: Opener = open_shard,
-        clock: Clock | None = None,
-    ) -> None:
-        self._bounds = bounds
+    def __init__(self, opener: Opener = open_shard, clock: Clock | None = None) -> None:
         self._opener = opener
         self._clock = clock or SystemClock()
         self._process = this_process()
@@ -135,7 +130,7 @@ class Host:
         self._name = "host"
         self._epoch = 0
         self._storage = Path()
-        self._routes = Routes(Table(0, bounds, (), ()))
+        self._routes = Routes(Table(0, Bounds(), (), ()))
         self._slots: dict[ShardKey, _Slot] = {}
         self._skew_us = 0
         cores = os.cpu_count() or 1
@@ -272,10 +267,11 @@ class Host:
         return [self._submit_one(item) for item in decoded.items]
 
     def _submit_one(self, item: port.Write) -> _Running | Failed | Opening:
-        if abs(self._skew_us) > self._bounds.skew_max_s * 1e6:
+        skew_max_s = self._routes.bounds.skew_max_s
+        if abs(self._skew_us) > skew_max_s * 1e6:
             problem = (
                 f"its clock is {self._skew_us / 1e6:+.3f} s from the coordinator's, more than "
-                f"{self._bounds.skew_max_s} s; writes are refused until the clocks agree"
+                f"{skew_max_s} s; writes are refused until the clocks agree"
             )
             return failed(Unavailable(self._name, problem))
         state = self._ask(item.shard)
@@ -331,8 +327,9 @@ class Host:
     def _spec_of(self, key: ShardKey) -> NamespaceSpec | MindgridError:
         try:
             route = self._routes.route(key.namespace)
-        except MindgridError as error:
-            return error
+        except NotFound:
+            # The caller's table has it, so this host's is the older one.
+            return Moved(str(key), self._epoch)
         if route.generation != key.generation or route.hosts[key.shard] != self._name:
             return Moved(str(key), self._epoch)
         return route.spec
@@ -395,9 +392,10 @@ class Host:
     def _take_office(self, appointment: port.Appointment) -> None:
         if appointment.epoch < self._epoch:
             raise Moved(appointment.host, appointment.epoch)
-        if appointment.predecessor is not None and not end(appointment.predecessor):
-            reason = f"its former process {appointment.predecessor.pid} does not end"
-            raise Unavailable(appointment.host, reason)
+        for former in appointment.predecessors:
+            if not end(former):
+                reason = f"its former process {former.pid} does not end"
+                raise Unavailable(appointment.host, reason)
         with self._lock:
             self._name = appointment.host
             self._storage = Path(appointment.storage)

@@ -46,13 +46,13 @@ class LocalCluster:
         former = self.hosts.pop(name, None)
         if former is not None:
             await asyncio.to_thread(former.close)
-        host = Host(self._catalog.bounds, self._opener, self._clock)
+        host = Host(self._opener, self._clock)
         epoch = self._catalog.raise_version()
         health = await host.health()
-        self._catalog.appoint(name, epoch, port.decode_health(health).process)
+        self._catalog.appoint(name, epoch, (port.decode_health(health).process,))
         table = self._catalog.table()
         storage = str(self._catalog.storage)
-        await host.appoint(port.encode(port.Appointment(name, epoch, table, storage, None)))
+        await host.appoint(port.encode(port.Appointment(name, epoch, table, storage, ())))
         self.hosts[name] = host
 
     async def table(self, older_than: int, suspect: str) -> Table:

@@ -196,15 +196,15 @@ class WarmCall(_Message, frozen=True):
 class Appointment(_Message, frozen=True):
     """What makes a host the owner of its shards: all those that the table places on it.
 
-    `predecessor` is the process that was this host before; the new one ends it if it is still
-    there, for a stopped process keeps its locks.
+    `predecessors` are the processes that were this host before; the new one ends those that are
+    still there, for a stopped process keeps its locks.
     """
 
     host: str
     epoch: int
     table: Table
     storage: str
-    predecessor: Process | None
+    predecessors: tuple[Process, ...]
 
 
 class HostHealth(_Message, frozen=True):

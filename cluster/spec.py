@@ -43,7 +43,9 @@ class Bounds:
     of at most `batch_queries` queries under way to each host, the heavy lane one; `waiting_max`
     queries of one namespace may wait in a lane. `writes_max` commits of one namespace may wait;
     one call carries at most `batch_bytes` of drafts. A call is tried `attempts` times while its
-    shard is Unavailable, and until its deadline while its host is away.
+    shard is Unavailable, and until its deadline while its host is away. A host whose clock is more
+    than `skew_max_s` from the coordinator's refuses writes; one that is silent for `silence_max_s`
+    is ended and started anew.
     """
 
     deadline_s: float = 30.0
@@ -59,6 +61,7 @@ class Bounds:
     retry_first_s: float = 0.05
     retry_most_s: float = 1.0
     skew_max_s: float = 0.25
+    silence_max_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindgrid.cluster.placement import host_of, shard_of
 from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec
-from mindgrid.shards.errors import NotFound
+from mindgrid.shards.errors import NotFound, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ class Routes:
         holding = self._holdings.get(key)
         if holding is None:
             raise NotFound("namespace", str(key))
+        if not self.epochs:
+            raise Unavailable(f"namespace {key}", "the cluster has no host yet")
         route = self._known[key] = route_of(holding, tuple(self.epochs))
         return route
 

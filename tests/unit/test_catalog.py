@@ -41,11 +41,11 @@ def test_what_was_configured_is_there_after_a_restart(tmp_path: Path) -> None:
     first.add_hosts((HostEntry("host-0"),))
     process = Process("here", 7, 1.5)
     epoch = first.raise_version()
-    first.appoint("host-0", epoch, process)
+    first.appoint("host-0", epoch, (process,))
     first.close()
     second = catalog_of(tmp_path)
     assert [namespace.spec for namespace in second.namespaces] == [NOTES]
-    assert second.hosts == (HostEntry("host-0", "", epoch, process),)
+    assert second.hosts == (HostEntry("host-0", "", epoch, (process,)),)
     assert second.table().holdings[0].generation == 1
 
 

@@ -1,0 +1,124 @@
+"""`mindgrid.connect`: the service for drivers, tasks and actors over Ray, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import ray
+
+from mindgrid.cluster.client import Embeds, Grid
+from mindgrid.cluster.coordinator import RayDirectory
+from mindgrid.cluster.remote import RAY_NAMESPACE
+from mindgrid.shards.types import (
+    Answer,
+    Deleted,
+    Draft,
+    Query,
+    Record,
+    Selection,
+    Upserted,
+    Want,
+)
+
+T = TypeVar("T")
+
+
+class Handle:
+    """A `Grid` for code that is not asynchronous; its methods may be called from any thread.
+
+    Every method takes and returns what that of `Grid` does, and raises the same errors. A handle
+    stays in its process: a task or an actor connects by itself, with its own.
+    """
+
+    def __init__(self, directory: RayDirectory, embedders: Embeds | None) -> None:
+        """Start the thread in which the grid lives; see `connect`."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="mindgrid-handle", daemon=True
+        )
+        self._thread.start()
+        self.grid = Grid(directory, embedders)
+
+    def search(
+        self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None
+    ) -> Answer:
+        """See `Grid.search`."""
+        return self._wait(self.grid.search(namespace, query, text, deadline_s))
+
+    def get(
+        self,
+        namespace: str,
+        ids: Sequence[str],
+        want: Want = Want.VALUES,
+        selection: Selection | None = None,
+        deadline_s: float | None = None,
+    ) -> list[Record | None]:
+        """See `Grid.get`."""
+        return self._wait(self.grid.get(namespace, ids, want, selection, deadline_s))
+
+    def upsert(
+        self,
+        namespace: str,
+        drafts: Sequence[Draft],
+        transaction_id: str = "",
+        deadline_s: float | None = None,
+    ) -> tuple[tuple[str, ...], Upserted]:
+        """See `Grid.upsert`."""
+        return self._wait(self.grid.upsert(namespace, drafts, transaction_id, deadline_s))
+
+    def delete(
+        self,
+        namespace: str,
+        id: str,
+        hard: bool = False,
+        transaction_id: str = "",
+        deadline_s: float | None = None,
+    ) -> Deleted:
+        """See `Grid.delete`."""
+        return self._wait(self.grid.delete(namespace, id, hard, transaction_id, deadline_s))
+
+    def close(self) -> None:
+        """Give up what waits, and end the thread; the cluster goes on."""
+        if self._loop.is_closed():
+            return
+        self._wait(self.grid.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait(self, work: Coroutine[None, None, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # Of a caller that is interrupted, nothing is sent any more.
+            future.cancel()
+            raise
+
+
+def connect(
+    address: str = "auto",
+    *,
+    ray_namespace: str = RAY_NAMESPACE,
+    storage: Path | None = None,
+    embedders: Embeds | None = None,
+) -> Handle:
+    """Return a handle on the mindgrid of a Ray cluster.
+
+    Inside a task or an actor, or after `ray.init`, the cluster is the one already joined and
+    `address` is not looked at. With `storage`, the server's storage folder, a coordinator that is
+    missing is started. Without `embedders`, records and queries bring their vectors.
+    """
+    if not ray.is_initialized():
+        ray.init(address=address, namespace=ray_namespace, log_to_driver=False)
+    return Handle(RayDirectory(ray_namespace, storage), embedders)

@@ -1,0 +1,34 @@
+"""One Ray cluster for all tests of this folder: it takes longer to start than most tests to run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """Start a cluster of this run's own, and yield its address."""
+    # Workers import this tree as we do. A short path: sockets in it have 107 bytes at most.
+    source = str(Path(__file__).parents[2] / "src")
+    root = str(Path(__file__).parents[2])
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [source, root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    folder = tempfile.mkdtemp(prefix="mg", dir="/tmp")
+    context = ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        _temp_dir=folder,
+        namespace="tests",
+        log_to_driver=False,
+    )
+    yield context.address_info["address"]
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
