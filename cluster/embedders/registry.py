@@ -1,0 +1,43 @@
+"""Finds the provider files of this folder."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from mindgrid.cluster import embedders
+from mindgrid.cluster.embedders.protocol import Embedder, EmbedderSpec, Provider
+from mindgrid.shards.errors import Unimplemented
+
+COMING = frozenset({"ollama", "openai"})
+"""Providers that the configuration knows and a later release builds."""
+
+_NOT_PROVIDERS = frozenset({"cache", "protocol", "registry", "service"})
+
+
+def names() -> list[str]:
+    """Return the name of each provider that is built, sorted."""
+    files = {module.name for module in pkgutil.iter_modules(embedders.__path__)}
+    return sorted(files - _NOT_PROVIDERS)
+
+
+def find(name: str) -> Provider:
+    """Return the provider; Unimplemented if there is none of that name."""
+    if name not in names():
+        raise Unimplemented(
+            f"the embedding provider {name!r} is not part of this release; it has: "
+            f"{', '.join(names())}. Records and queries with vectors work without it"
+        )
+    provider = importlib.import_module(f"{embedders.__name__}.{name}").PROVIDER
+    assert isinstance(provider, Provider), f"{name}.py must set PROVIDER"
+    return provider
+
+
+def model_default(name: str) -> str:
+    """Return the model a provider uses where none is written; empty if one must be."""
+    return find(name).model_default if name in names() else ""
+
+
+def build(spec: EmbedderSpec) -> Embedder:
+    """Return a ready embedder; ConfigError or Unimplemented say what the operator can do."""
+    return find(spec.space.provider).build(spec)
