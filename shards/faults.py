@@ -24,6 +24,7 @@ NAMES = frozenset(
         "journal.epoch.before_commit",
         "journal.epoch.after_commit",
         "journal.checkpoint_wal.before",
+        "journal.checkpoint_wal.vacuumed",
         "journal.checkpoint_wal.after",
         "journal.create.before_rename",
         "journal.create.after_rename",

@@ -8,7 +8,7 @@
     journal.append(Entry(first_seq, last_seq, rows, payload), transactions)   # ~0.3 ms, durable
     journal.commit_manifest(manifest, covered_seq)        # and trims, in the same transaction
     journal.trim_transactions(before)
-    journal.checkpoint_wal()                  # after compaction: deleted text leaves the files
+    journal.checkpoint_wal()                  # after compaction: trimmed text leaves the files
     journal.status().entries, .bytes
     journal.close(); lock.release()
 
@@ -260,17 +260,22 @@ class Journal:
             return dropped
 
     def checkpoint_wal(self) -> None:
-        """Move everything into the main file and empty the WAL, so that trimmed bytes are gone.
+        """Rewrite the main file and empty the WAL: no byte of what was trimmed is in them then.
 
-        Raises Unavailable when the disk is full or fails; nothing is lost then, and it may be
-        tried again.
+        Takes as long as writing the untrimmed entries. Raises Unavailable when the disk is full or
+        fails; nothing is lost then, and it may be tried again. Raises Moved as `append` does.
         """
         with self._guard:
-            self._check_usable()
+            with self._transaction("checkpoint_wal"):
+                self._db.execute("ROLLBACK")  # it has only checked the fence
             faults.reach("journal.checkpoint_wal.before")
             try:
+                self._db.execute("VACUUM")
+                self._write_mark()
+                faults.reach("journal.checkpoint_wal.vacuumed")
                 self._empty_wal()
             except (sqlite3.Error, OSError) as error:
+                self._clear_after(error)
                 raise self._translate(error) from error
             faults.reach("journal.checkpoint_wal.after")
 
@@ -308,6 +313,7 @@ class Journal:
         try:
             db = sqlite3.connect(fresh, isolation_level=None)
             try:
+                db.execute("PRAGMA synchronous=OFF")  # synced below, before it has its name
                 db.execute(f"PRAGMA page_size={wal.PAGE_BYTES}")
                 for _, sql in _SCHEMA:
                     db.execute(sql.decode())
@@ -462,6 +468,13 @@ class Journal:
         except (sqlite3.Error, OSError) as error:
             # The commit is durable all the same, so it is not failed; the next one tries again.
             _log.warning("%s could not be emptied: %s", self._wal_path, error)
+
+    def _clear_after(self, error: sqlite3.Error | OSError) -> None:
+        """Remove the frames of a VACUUM that failed: left over, they would look like damage."""
+        try:
+            self._empty_wal()
+        except (sqlite3.Error, OSError, StorageLocked):
+            self._roll_back(f"a checkpoint failed ({error}); open it anew")
 
     def _empty_wal(self) -> None:
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -718,8 +731,14 @@ _SCHEMA = [
 _PRAGMAS = (
     "PRAGMA locking_mode=NORMAL",
     "PRAGMA synchronous=FULL",
-    "PRAGMA secure_delete=ON",
+    # Zeroes what is deleted inside a page; freed pages wait for `checkpoint_wal`. ON writes every
+    # freed page once more: trimming 15 MB took 300 ms and 15 MB of WAL instead of 45 ms and 0.6 MB.
+    "PRAGMA secure_delete=FAST",
+    # VACUUM must not leave text in a temporary file.
+    "PRAGMA temp_store=MEMORY",
     "PRAGMA wal_autocheckpoint=0",
+    # Hundreds of journals are open in one host; an append touches five pages.
+    "PRAGMA cache_size=-256",
     # Nothing of a transaction may reach the WAL before its COMMIT, see `shards.wal`.
     "PRAGMA cache_spill=OFF",
 )

@@ -107,6 +107,28 @@ def test_a_journal_cannot_be_created_on_a_full_disk(disk: Path) -> None:
         journal.close()
 
 
+def test_a_checkpoint_that_does_not_fit_may_be_tried_again(disk: Path) -> None:
+    shard = disk / "s0"
+    shard.mkdir()
+    with FolderLock(shard) as lock:
+        journal = Journal(lock, 1)
+        for seq in range(1, 41):
+            entry = Entry(seq, seq, 1, b"%d:" % seq * 5000)
+            journal.append(entry, [Transaction(f"t{seq}", seq, Instant(seq), b"r")])
+        journal.checkpoint_wal()
+        ballast = fill(disk)
+        with pytest.raises(Unavailable, match="free space"):
+            journal.checkpoint_wal()
+        check(journal, 40)
+        ballast.unlink()
+        journal.checkpoint_wal()
+        journal.append(Entry(41, 41, 1, b"41:" * 5000), [Transaction("t", 41, Instant(41), b"r")])
+        journal.close()
+        journal = Journal(lock, 1)
+        check(journal, 41)
+        journal.close()
+
+
 def test_a_manifest_that_does_not_fit_changes_nothing(disk: Path) -> None:
     shard = disk / "s0"
     shard.mkdir()

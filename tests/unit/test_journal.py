@@ -132,14 +132,22 @@ def test_what_was_trimmed_leaves_the_files(lock: FolderLock) -> None:
     journal = Journal(lock, 1)
     secret = b"the text that must go" * 400
     journal.append(Entry(1, 1, 1, secret), [Transaction("t", 1, Instant(1), secret)])
-    journal.append(entry(2))
+    for seq in range(2, 30):
+        journal.append(Entry(seq, seq, 1, b"the text that must go" * 20 * seq))
+    journal.append(entry(30))
     assert any(secret[:30] in path.read_bytes() for path in lock.folder.glob("*-wal"))
-    journal.commit_manifest(b"m", 1)
+    journal.commit_manifest(b"m", 29)
     journal.trim_transactions(Instant(2))
+    for seq in range(31, 40):  # which overwrite some of the freed pages, not to their ends
+        journal.append(entry(seq))
     journal.checkpoint_wal()
     # Reading the main file here drops SQLite's POSIX locks, which only this test may do.
-    assert not [p for p in lock.folder.iterdir() if b"text that must go" in p.read_bytes()]
-    assert list(journal.replay()) == [entry(2)]
+    assert not [p for p in lock.folder.iterdir() if b"xt that mu" in p.read_bytes()]
+    assert list(journal.replay()) == [entry(seq) for seq in range(30, 40)]
+    journal.close()
+    journal = Journal(lock, 1)
+    assert len(list(journal.replay())) == 10
+    assert journal.lost_transactions == 0
     journal.close()
 
 
