@@ -13,3 +13,6 @@ mapfile -t all < <(find . -name '*.proto' | LC_ALL=C sort)
 mapfile -t services < <(grep -l '^service ' "${all[@]}")
 "$python" -m grpc_tools.protoc -I. --python_out="$out" --mypy_out=quiet:"$out" "${all[@]}"
 "$python" -m grpc_tools.protoc -I. --grpc_python_out="$out" --mypy_grpc_out=quiet:"$out" "${services[@]}"
+# The same with its comments, which the stubs drop: /openapi.json is made of it.
+"$python" -m grpc_tools.protoc -I. --include_source_info \
+  --descriptor_set_out="$out/mindd/descriptors.binpb" "${all[@]}"

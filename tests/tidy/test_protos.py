@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def _stubs(root: Path) -> dict[str, bytes]:
+    paths = [path for path in (root / "mindd").rglob("*_pb2*") if path.suffix in {".py", ".pyi"}]
     return {
         str(path.relative_to(root)): path.read_bytes()
-        for path in sorted((root / "mindd").rglob("*_pb2*"))
-        if path.suffix in {".py", ".pyi"}
+        for path in sorted([*paths, root / "mindd" / "descriptors.binpb"])
     }
 
 

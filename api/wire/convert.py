@@ -1,0 +1,135 @@
+"""Messages to what the engine takes, and its answers to messages; shape only, no rules.
+
+Ids and transaction ids are chosen here, once, before anything is routed: a retry inside the
+cluster must carry the same ones.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+
+from mindgrid.api.wire.messages import (
+    NO_VECTOR,
+    Hit,
+    Record,
+    SearchRequest,
+    SearchResponse,
+    UpsertRequest,
+)
+from mindgrid.shards import types
+from mindgrid.shards.errors import InvalidRequest
+from mindgrid.shards.types import Answer, Draft, Predicate, PredicateOp, Query, Selection, Want
+
+_IDS = uuid.UUID("6d696e64-6772-5964-8000-7265636f7264")
+_OPS = {op.value: op for op in PredicateOp}
+
+
+def transaction_id(given: str) -> str:
+    """Return the caller's transaction id, or a fresh one."""
+    return given or str(uuid.uuid4())
+
+
+def drafts(request: UpsertRequest, transaction_id: str) -> tuple[Draft, ...]:
+    """Return one draft for each record; an empty id becomes a UUID.
+
+    That UUID follows from the transaction id and the record's place. So a client's retry under
+    its transaction id names the same records, reaches the same shards, and is known there.
+    """
+    return tuple(
+        _draft(record, record.id or str(uuid.uuid5(_IDS, f"{transaction_id}/{index}")))
+        for index, record in enumerate(request.records)
+    )
+
+
+def _draft(record: Record, id: str) -> Draft:
+    return Draft(
+        id=id,
+        content=record.content,
+        vector=record.vector,
+        payload=record.payload,
+        metadata=record.metadata,
+        created_at=record.created_at,
+        valid_from=record.valid_from,
+        valid_to=record.valid_to,
+        deleted_at=record.deleted_at,
+        supersedes=tuple(record.supersedes),
+        source=record.source,
+        if_version=record.if_version,
+    )
+
+
+def query(request: SearchRequest) -> Query:
+    """Return the query; where the caller gave text, its vector has length 0."""
+    return Query(
+        vector=request.query_vector,
+        top_k=request.top_k,
+        selection=_selection(request),
+        want=_want(request),
+        exact=request.exact,
+    )
+
+
+def _selection(request: SearchRequest) -> Selection:
+    return Selection(
+        equals=request.filter,
+        predicates=tuple(
+            Predicate(predicate.key, _op(predicate.op, index), tuple(predicate.values))
+            for index, predicate in enumerate(request.predicates)
+        ),
+        created_after=request.created_after,
+        created_before=request.created_before,
+        as_of=request.as_of,
+        known_at=request.known_at,
+        include_invalidated=request.include_invalidated,
+    )
+
+
+def _op(number: int, index: int) -> PredicateOp:
+    if number not in _OPS:
+        names = ", ".join(f"PREDICATE_OP_{op.name}" for op in PredicateOp)
+        raise InvalidRequest(
+            f"predicates[{index}].op", f"is {number or 'unset'}; use one of {names}"
+        )
+    return _OPS[number]
+
+
+def _want(request: SearchRequest) -> Want:
+    if request.ids_only:
+        return Want.ID
+    want = Want.VALUES
+    if request.include_payload:
+        want |= Want.PAYLOAD
+    if request.include_vector:
+        want |= Want.VECTOR
+    return want
+
+
+def search_response(answer: Answer) -> SearchResponse:
+    """Return the answer's hits as messages."""
+    return SearchResponse(hits=_hits(answer.hits), exact=answer.exact, scanned=answer.scanned)
+
+
+def _hits(hits: Sequence[types.Hit]) -> list[Hit]:
+    return [
+        Hit(record=Record(id=hit.id) if hit.record is None else record(hit.record), score=hit.score)
+        for hit in hits
+    ]
+
+
+def record(stored: types.Record) -> Record:
+    """Return a stored record as a message; what the engine left empty stays unset."""
+    return Record(
+        id=stored.id,
+        content=stored.content,
+        payload=stored.payload,
+        vector=stored.vector if len(stored.vector) else NO_VECTOR,
+        metadata=stored.metadata,
+        created_at=stored.created_at,
+        valid_from=stored.valid_from,
+        valid_to=stored.valid_to,
+        deleted_at=stored.deleted_at,
+        supersedes=stored.supersedes,
+        source=stored.source,
+        version=stored.version,
+    )
