@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgrid.shards.errors import Corruption
-from mindgrid.shards.tuning import Costs, Level, Sample, plan, tune
+from mindgrid.shards.tuning import Costs, Level, Sample, covers, plan, tune
 from mindgrid.shards.vectors import Positions, Rows, Vectors, units
 
 INDEX_FILE = "ivf.faiss"
@@ -36,7 +36,7 @@ _TRAINING_PER_CELL = 64
 _KMEANS_ROUNDS = 10
 _QUERY_BITS = 4
 """As good as 8 bits or the unrounded query (0), at three quarters and a fiftieth of the time."""
-_RETUNE_GROWTH = 1.5
+_RETUNE_GROWTH = 1.25
 _COSTS = {"rabitq": Costs(candidate=10.0, centroid=0.5), "sq8": Costs(candidate=5.0, centroid=0.3)}
 
 Check = Callable[[Path, bytes], None]
@@ -159,7 +159,7 @@ class IvfIndex:
     def extend(self, vectors: Vectors, positions: Positions) -> IvfIndex:
         """Return an index that also holds these positions, none of which it has, in its cells.
 
-        Tuned anew once it has grown by half since the last time.
+        Tuned anew once it has grown by a quarter since the last time.
         """
         index = faiss.clone_index(self._index)
         assert isinstance(index, faiss.IndexIVF)
@@ -199,18 +199,20 @@ class IvfIndex:
     def search(self, queries: Rows, k: int, allowed: Bitmap | None = None) -> list[Candidates]:
         """Return for each query, (m, d) float32, the positions worth an exact comparison.
 
-        Among them are the true k best of the allowed rows with about the tuned recall (at k = 10;
-        more for other k is estimated by the nearest levels). Fewer than the k or so rows that
-        there should be mean that the caller must search exactly.
+        Among them are the true k best of the allowed rows with about the tuned recall. Fewer than
+        k, or than there are allowed rows, mean that the caller must search exactly; so does none
+        at all, the answer where k / (share of allowed rows) is beyond what was measured.
 
         Where the allowed rows lie thinner around a query than in the whole, so that the cells do
         not fill the depth, twice as many are looked into, and so on up to all of them.
         """
         assert k > 0
         share = 1.0 if allowed is None else allowed.count / max(1, allowed.rows)
-        if share == 0.0 or self.rows == 0:
+        if share == 0.0 or self.rows == 0 or not covers(self.meta.levels, k, share):
             return [Candidates(np.empty(0, np.int64), 0) for _ in queries]
         cells, wanted = plan(self.meta.levels, k, share)
+        # More rows in the same cells lie closer together than the estimates can tell apart.
+        wanted *= max(1.0, self.rows / self.meta.tuned_rows)
         nlist = self._index.nlist
         nprobe = min(nlist, math.ceil(cells))
         depth = min(self.rows, max(k, math.ceil(wanted)))

@@ -20,11 +20,15 @@ from numpy.typing import NDArray
 from mindgrid.shards.vectors import Positions, Rows, Scored, Vectors
 
 SAMPLES = 256
-LEVELS = (10, 40, 160)
+LEVELS = (10, 40, 160, 640, 2_560, 10_240)
 """Tuned at 10; a larger top_k, or a filter that thins out the neighbours, needs the others."""
-_SAMPLES_DEEP = 64
+_ROWS_PER_K = 16
+"""Up to a 16th of the rows: where more are asked for, exact search costs no more."""
+_SAMPLES_VALUES = 10_240
+"""Of the deeper levels each sample says more; k times the samples is at most this, but 16 at least.
+"""
 _DEPTH_MIN = 400
-_DEPTH_PER_K = 16
+_DEPTH_PER_K = 12
 _CONFIDENCE = 1.64
 """The goal must lie below the mean by so many standard errors: one-sided 95 %, so that queries
 which were not sampled reach it too."""
@@ -67,9 +71,12 @@ class Sample:
         rng.shuffle(picks)
         queries = vectors.gather(picks)
         allowed = None if len(positions) == len(vectors) else positions
+        ks = level_ks(len(positions))
         found: list[Scored] = []
         for low in range(0, len(picks), 32):
-            found += vectors.exact(queries[low : low + 32], max(LEVELS) + 1, allowed)
+            # Itself beside the k; and only the first queries are asked for the deepest k.
+            k = max(k for k in ks if low == 0 or low < _samples(k)) + 1
+            found += vectors.exact(queries[low : low + 32], k, allowed)
         truth = (_without(scored, own) for scored, own in zip(found, picks.tolist(), strict=True))
         return cls(picks, queries, tuple(truth))
 
@@ -77,20 +84,31 @@ class Sample:
 def tune(
     sample: Sample, nearest: Nearest, nlist: int, rows: int, recall: float, costs: Costs
 ) -> tuple[tuple[Level, ...], bool]:
-    """Return a level for each of LEVELS that `rows` can fill, and whether all reach `recall`.
+    """Return a level for each of `level_ks`, and whether the first reaches `recall`.
 
     A level that cannot reach it gets every cell and the greatest depth.
     """
-    levels, reached = [], True
-    for k in sorted({min(k, rows - 1) for k in LEVELS}):
-        if k < 1:
-            continue
-        level, enough = _level(sample, nearest, nlist, rows, recall, costs, k)
-        levels.append(level)
-        reached &= enough
-    if not levels:
+    if rows == 1:
         return (Level(1, nlist, rows, 1.0),), True
+    levels: list[Level] = []
+    reached = True
+    for k in level_ks(rows):
+        start = levels[-1].nprobe if levels else 1
+        level, enough = _level(sample, nearest, nlist, rows, recall, costs, k, start)
+        reached &= enough or bool(levels)
+        levels.append(level)
     return tuple(levels), reached
+
+
+def level_ks(rows: int) -> list[int]:
+    """Return the k of LEVELS that so many rows are tuned for; at least one."""
+    deep = [k for k in LEVELS if k * _ROWS_PER_K <= rows]
+    return deep or [max(1, min(LEVELS[0], rows - 1))]
+
+
+def covers(levels: Sequence[Level], k: int, share: float) -> bool:
+    """Tell whether `plan` can answer for this k from what was measured."""
+    return k <= 2 * levels[-1].k * share
 
 
 def plan(levels: Sequence[Level], k: int, share: float) -> tuple[float, float]:
@@ -127,13 +145,16 @@ def _level(
     recall: float,
     costs: Costs,
     k: int,
+    start: int,
 ) -> tuple[Level, bool]:
-    n = len(sample.queries) if k <= LEVELS[0] else min(_SAMPLES_DEEP, len(sample.queries))
+    n = min(_samples(k), len(sample.queries))
     depth_max = min(rows, max(_DEPTH_MIN, _DEPTH_PER_K * k))
     truths = [_top(scored, k) for scored in sample.truth[:n]]
     cheapest: tuple[float, Level] | None = None
     mean = np.zeros(depth_max)
     for nprobe in _grid(nlist):
+        if nprobe < start:
+            continue
         scan = nprobe * rows / nlist
         if cheapest is not None and scan >= cheapest[0]:
             break
@@ -155,9 +176,12 @@ def _level(
 
 def _curves(found: Positions, truths: Sequence[Positions], k: int) -> NDArray[np.float64]:
     """Return for each query the recall that each depth reaches: (n, depth) float64."""
-    hits = np.array(
-        [np.isin(row, truth) for row, truth in zip(found, truths, strict=True)], np.int64
-    )
+    # One look-up for all: each position is made different for each query, and 0 stands for none.
+    width = 2 + max(int(found.max()), *(int(truth.max()) for truth in truths))
+    true = np.concatenate([truth + (1 + i * width) for i, truth in enumerate(truths)])
+    keys = found + (1 + width * np.arange(len(found))[:, np.newaxis])
+    keys[found < 0] = 0
+    hits = np.isin(keys, true)
     # Rows that tie with the k-th are all true, so there can be more than k of them.
     curves: NDArray[np.float64] = np.minimum(np.cumsum(hits, axis=1), k) / k
     return curves
@@ -172,6 +196,10 @@ def _top(scored: Scored, k: int) -> Positions:
 def _without(scored: Scored, position: int) -> Scored:
     keep = scored.positions != position
     return Scored(scored.positions[keep], scored.scores[keep])
+
+
+def _samples(k: int) -> int:
+    return max(16, min(SAMPLES, _SAMPLES_VALUES // k))
 
 
 def _grid(nlist: int) -> list[int]:
