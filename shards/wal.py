@@ -38,7 +38,6 @@ _MAGIC = 0x377F0682
 """The last bit says that checksums are over big-endian words."""
 _PAIRS_HEADER = 3
 _PAIRS_FRAME = 1 + PAGE_BYTES // 8
-_CHUNK_FRAMES = 512
 _MARK = struct.Struct("<4s8sqq")
 _MARK_MAGIC = b"MGMK"
 MARK_BYTES = _MARK.size + 4
@@ -110,10 +109,10 @@ class _Log:
         self.path = path
         header = data[:HEADER_BYTES].tobytes()
         magic, version, page_bytes = struct.unpack_from(">III", header)
-        self._word = ">u4" if magic & 1 else "<u4"
-        words = np.frombuffer(header, self._word, 6).astype(np.uint32)
+        word = ">u4" if magic & 1 else "<u4"
+        words = np.frombuffer(header, word, 6)
         checksum = np.frombuffer(header, ">u4", 2, offset=24).astype(np.uint32)
-        expected = _contents(words[None, :], _PAIRS_HEADER)[0]
+        expected = _sums(words[None, :], _WEIGHTS[_PAIRS_HEADER])[0]
         if magic & ~1 != _MAGIC or not np.array_equal(expected, checksum):
             raise Corruption(str(path), "the header of the log does not match its checksum")
         if (version, page_bytes) != (3_007_000, PAGE_BYTES):
@@ -124,13 +123,10 @@ class _Log:
         self._body = data[HEADER_BYTES : HEADER_BYTES + self.frames * FRAME_BYTES]
         raw = self._body.reshape(-1, FRAME_BYTES)
         heads = np.ascontiguousarray(raw[:, :24]).view(">u4").astype(np.uint32)
-        self._content = np.empty((self.frames, 2), np.uint32)
-        for start in range(0, self.frames, _CHUNK_FRAMES):
-            chunk = raw[start : start + _CHUNK_FRAMES]
-            frame_words = np.concatenate([chunk[:, :8], chunk[:, 24:]], axis=1).view(self._word)
-            self._content[start : start + len(chunk)] = _contents(
-                frame_words.astype(np.uint32, copy=False), _PAIRS_FRAME
-            )
+        # The salts and the checksum itself, bytes 8 to 24, are not part of what is summed.
+        weights = _WEIGHTS[_PAIRS_FRAME]
+        self._content = _sums(raw[:, :8].view(word), weights[:, :2])
+        self._content += _sums(raw[:, 24:].view(word), weights[:, 2:])
         self._stored = heads[:, 4:6]
         seeds = np.concatenate([checksum[None, :], self._stored[:-1]])
         self._chains = (_advance(seeds, _PAIRS_FRAME) + self._content == self._stored).all(axis=1)
@@ -198,10 +194,11 @@ def _advance(seeds: Words, pairs: int) -> Words:
     return np.stack([zero, one], axis=-1)
 
 
-def _contents(words: Words, pairs: int) -> Words:
-    """Return (n, 2): what the words of each row add to a running checksum that starts at 0."""
-    weights = _WEIGHTS[pairs]
-    return np.stack([words @ weights[0], words @ weights[1]], axis=-1)
+def _sums(words: Words, weights: Words) -> Words:
+    """Return (n, 2): what the words of each row add to a running checksum."""
+    # einsum, since @ has no fast loop for integers and would copy the strided rows.
+    native = words.astype(np.uint32, copy=False)
+    return np.stack([np.einsum("ij,j->i", native, row) for row in weights], axis=-1)
 
 
 def _weigh(pairs: int) -> tuple[Words, Words]:
