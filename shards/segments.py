@@ -271,6 +271,8 @@ class Segment:
 
     def batches(self, kept: Int64s) -> Iterator[pa.RecordBatch]:
         """Yield the rows whose numbers are in `kept` (ascending), in bounded batches."""
+        if self.info.rows == 0:
+            return
         with reading(self.folder):
             for batch in self._rows.to_batches(batch_size=BATCH_ROWS):
                 numbers = batch.column("number").to_numpy()

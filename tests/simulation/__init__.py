@@ -1,0 +1,1 @@
+"""Random histories, judged by the oracle."""

@@ -1,0 +1,1 @@
+"""What several tests share: clocks, data, histories and fakes."""

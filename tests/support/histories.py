@@ -1,0 +1,206 @@
+"""Random histories of a semantic namespace, for comparing a driver with the oracle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from mindgrid.shards.clock import Instant
+from mindgrid.shards.types import (
+    Delete,
+    Draft,
+    Predicate,
+    PredicateOp,
+    Query,
+    Selection,
+    Upsert,
+    Vector,
+    Want,
+)
+from tests.support.clocks import START
+
+DIMENSIONS = 6
+IDS = [*(f"id{n}" for n in range(60)), "ä/#?", "日本", "\U0001f600", " "]
+_AROUND = 3_000_000
+
+
+@dataclass(frozen=True)
+class Search:
+    """Ask both drivers the same; times are relative to the clock's now."""
+
+    query: Query
+    as_of_ago: int | None
+    known_at_ago: int | None
+
+
+@dataclass(frozen=True)
+class Get:
+    """Ask both drivers for the same ids."""
+
+    ids: tuple[str, ...]
+    known_at_ago: int | None
+    include_invalidated: bool
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Move the clock."""
+
+    micros: int
+
+
+@dataclass(frozen=True)
+class Maintain:
+    """Seal, merge and index, whatever is due."""
+
+
+@dataclass(frozen=True)
+class Compact:
+    """Rewrite everything that holds a dead row."""
+
+
+@dataclass(frozen=True)
+class Reopen:
+    """Close the shard and open it from its folder."""
+
+
+Operation = Upsert | Delete | Search | Get | Turn | Maintain | Compact | Reopen
+
+_ids = st.sampled_from(IDS)
+_micros = st.integers(-_AROUND, _AROUND)
+_instants = _micros.map(lambda micros: Instant(START + micros))
+_values = st.sampled_from(["a", "b", "1", "2.5", "-3e2", "NaN", "", "0x10", "ß"])
+_metadata = st.dictionaries(st.sampled_from(["k", "kind", "n"]), _values, max_size=3)
+
+
+def _vector(numbers: tuple[int, ...]) -> Vector:
+    return np.array(numbers, dtype=np.float32)
+
+
+# Small whole numbers, so that equal scores are common and ties are put to the test.
+_vectors = (
+    st.tuples(*[st.integers(-3, 3)] * DIMENSIONS).filter(lambda numbers: any(numbers)).map(_vector)
+)
+
+
+@st.composite
+def _drafts(draw: st.DrawFn) -> Draft:
+    return Draft(
+        id=draw(_ids),
+        content=draw(st.sampled_from(["", "apple pie", "café", "日本語"])),
+        vector=draw(_vectors),
+        payload=draw(st.sampled_from([b"", b"\x00\xff", b"payload"])),
+        metadata=draw(_metadata),
+        created_at=draw(st.none() | _instants),
+        valid_from=draw(st.none() | _instants),
+        valid_to=draw(st.none() | st.none() | _instants),
+        deleted_at=draw(st.none() | st.none() | st.none() | _instants),
+        supersedes=tuple(draw(st.lists(_ids, max_size=2))),
+        source=draw(st.sampled_from(["", "events/7"])),
+        if_version=draw(st.none() | st.none() | st.none() | st.integers(0, 2)),
+    )
+
+
+_upserts = st.builds(
+    Upsert,
+    transaction_id=st.sampled_from(["", "", "", "t1", "t2"]),
+    drafts=st.lists(_drafts(), min_size=1, max_size=8).map(tuple),
+)
+_deletes = st.builds(
+    Delete, transaction_id=st.sampled_from(["", "t3"]), id=_ids, hard=st.booleans()
+)
+_predicates = st.one_of(
+    st.builds(
+        Predicate,
+        key=st.sampled_from(["k", "kind", "n"]),
+        op=st.sampled_from([PredicateOp.EQ, PredicateOp.NEQ]),
+        values=st.tuples(_values),
+    ),
+    st.builds(
+        Predicate,
+        key=st.sampled_from(["k", "kind", "n"]),
+        op=st.sampled_from([PredicateOp.GT, PredicateOp.GTE, PredicateOp.LT, PredicateOp.LTE]),
+        values=st.sampled_from(["1", "2.5", "-300", "0"]).map(lambda value: (value,)),
+    ),
+    st.builds(
+        Predicate,
+        key=st.sampled_from(["k", "kind", "n"]),
+        op=st.just(PredicateOp.IN),
+        values=st.lists(_values, min_size=1, max_size=3).map(tuple),
+    ),
+)
+_selections = st.builds(
+    Selection,
+    equals=st.dictionaries(st.sampled_from(["k", "kind"]), _values, max_size=1),
+    predicates=st.lists(_predicates, max_size=2).map(tuple),
+    created_after=st.none() | st.none() | _instants,
+    created_before=st.none() | st.none() | _instants,
+    include_invalidated=st.booleans(),
+)
+_queries = st.builds(
+    Query,
+    vector=_vectors,
+    top_k=st.sampled_from([1, 3, 10, 100]),
+    selection=st.just(Selection()) | st.just(Selection(include_invalidated=True)) | _selections,
+    want=st.sampled_from([Want.ID, Want.VALUES, Want.VALUES | Want.PAYLOAD | Want.VECTOR]),
+    exact=st.booleans(),
+)
+_ago = st.none() | st.none() | st.integers(0, 2 * _AROUND)
+_searches = st.builds(
+    Search,
+    query=_queries,
+    as_of_ago=_ago | st.integers(-_AROUND, 0),
+    known_at_ago=_ago,
+)
+_gets = st.builds(
+    Get,
+    ids=st.lists(_ids, max_size=6).map(tuple),
+    known_at_ago=_ago,
+    include_invalidated=st.booleans(),
+)
+operations = st.one_of(
+    _upserts,
+    _upserts,
+    _upserts,
+    _deletes,
+    _searches,
+    _searches,
+    _searches,
+    _gets,
+    st.builds(Turn, micros=st.integers(-1_000, 200_000)),
+    st.builds(Maintain),
+    st.builds(Compact),
+    st.builds(Reopen),
+)
+
+
+def _bulk(seed: int) -> list[Operation]:
+    """Return writes of every id, enough of them to be sealed, merged and indexed."""
+    rng = np.random.default_rng(seed)
+    return [
+        operation
+        for part in range(0, len(IDS), 16)
+        for operation in (
+            Upsert(
+                "",
+                tuple(
+                    Draft(
+                        id,
+                        f"text of {id}",
+                        rng.integers(-3, 4, DIMENSIONS).astype(np.float32) + 0.5,
+                    )
+                    for id in IDS[part : part + 16]
+                ),
+            ),
+            Maintain(),
+        )
+    ]
+
+
+histories = st.builds(
+    lambda seed, operations: [*_bulk(seed), *operations],
+    seed=st.integers(0, 2**32 - 1),
+    operations=st.lists(operations, min_size=20, max_size=80),
+)
