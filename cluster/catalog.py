@@ -89,7 +89,7 @@ class Catalog:
         self._path = folder / "catalog.json"
         try:
             self._state = self._read()
-            self.raise_version()
+            self._write(msgspec.structs.replace(self._state, version=self._state.version + 1))
         except BaseException:
             self._lock.release()
             raise
@@ -140,11 +140,6 @@ class Catalog:
             ),
         )
 
-    def raise_version(self) -> int:
-        """Return a version, also fit as an epoch, that is higher than any before."""
-        self._write(msgspec.structs.replace(self._state, version=self._state.version + 1))
-        return self._state.version
-
     def configure(self, spec: GridSpec) -> bool:
         """Take a new configuration; return whether it differs from the one before.
 
@@ -180,24 +175,36 @@ class Catalog:
         if added:
             self._write_layout(msgspec.structs.replace(self._state, hosts=self.hosts + added))
 
-    def appoint(self, name: str, epoch: int, processes: tuple[Process, ...]) -> None:
-        """Record which processes may be this host, under an epoch from `raise_version`."""
-        assert epoch <= self._state.version
-        self._write(
-            msgspec.structs.replace(
-                self._state,
-                hosts=tuple(
-                    msgspec.structs.replace(host, epoch=epoch, processes=processes)
-                    if host.name == name
-                    else host
-                    for host in self.hosts
-                ),
-            )
-        )
+    def appoint(self, name: str, processes: tuple[Process, ...]) -> int:
+        """Give the host a new epoch, higher than any before, and return it.
+
+        `processes` are all that may be this host until `confirm` names the one that is. The epoch
+        is also the table's new version, in one write: a table that was handed out between two
+        writes would be taken for the newest by whoever has it.
+        """
+        epoch = self._state.version + 1
+        hosts = self._hosts_with(name, epoch, processes)
+        self._write(msgspec.structs.replace(self._state, version=epoch, hosts=hosts))
+        return epoch
+
+    def confirm(self, name: str, epoch: int, process: Process) -> None:
+        """Record that this process, and no other, is the host under this epoch."""
+        hosts = self._hosts_with(name, epoch, (process,))
+        self._write(msgspec.structs.replace(self._state, hosts=hosts))
 
     def close(self) -> None:
         """Let go of the lock."""
         self._lock.release()
+
+    def _hosts_with(
+        self, name: str, epoch: int, processes: tuple[Process, ...]
+    ) -> tuple[HostEntry, ...]:
+        return tuple(
+            msgspec.structs.replace(host, epoch=epoch, processes=processes)
+            if host.name == name
+            else host
+            for host in self.hosts
+        )
 
     def _reconciled(self, before: Namespace, wanted: NamespaceSpec) -> Namespace:
         if self._is_stored(before):

@@ -226,8 +226,7 @@ class Coordinator:
         """
         former = tuple(other for other in entry.processes if other != process)
         async with self._changing:
-            epoch = await asyncio.to_thread(catalog.raise_version)
-            await asyncio.to_thread(catalog.appoint, entry.name, epoch, (*former, process))
+            epoch = await asyncio.to_thread(catalog.appoint, entry.name, (*former, process))
             table = catalog.table()
         appointment = port.Appointment(entry.name, epoch, table, str(self._storage), former)
         log.info("appointing %s, process %d, epoch %d", entry.name, process.pid, epoch)
@@ -237,7 +236,7 @@ class Coordinator:
         if port.decode_health(answer).process != process:
             raise Unavailable(entry.name, "it restarted while it was appointed")
         async with self._changing:
-            await asyncio.to_thread(catalog.appoint, entry.name, epoch, (process,))
+            await asyncio.to_thread(catalog.confirm, entry.name, epoch, process)
 
     async def _end_silent(self, entry: HostEntry, silent_s: float) -> None:
         """End a host that hangs or is stopped; Ray starts it anew."""

@@ -47,9 +47,8 @@ class LocalCluster:
         if former is not None:
             await asyncio.to_thread(former.close)
         host = Host(self._opener, self._clock)
-        epoch = self._catalog.raise_version()
-        health = await host.health()
-        self._catalog.appoint(name, epoch, (port.decode_health(health).process,))
+        process = port.decode_health(await host.health()).process
+        epoch = self._catalog.appoint(name, (process,))
         table = self._catalog.table()
         storage = str(self._catalog.storage)
         await host.appoint(port.encode(port.Appointment(name, epoch, table, storage, ())))

@@ -65,7 +65,9 @@ def server(ray_cluster: str, tmp_path: Path) -> Iterator[Server]:
     )
     configure(spec, ray_namespace)
     handle = mindgrid.connect(ray_namespace=ray_namespace)
-    yield Server(spec, ray_namespace, handle)
+    server = Server(spec, ray_namespace, handle)
+    eventually(lambda: all(not host.trouble for host in server.status().hosts), 60)
+    yield server
     handle.close()
     for name in ("coordinator", "host-0", "host-1"):
         try:

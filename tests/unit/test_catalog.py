@@ -40,8 +40,8 @@ def test_what_was_configured_is_there_after_a_restart(tmp_path: Path) -> None:
     assert first.configure(spec_of(tmp_path, NOTES))
     first.add_hosts((HostEntry("host-0"),))
     process = Process("here", 7, 1.5)
-    epoch = first.raise_version()
-    first.appoint("host-0", epoch, (process,))
+    epoch = first.appoint("host-0", (Process("here", 6, 1.0), process))
+    first.confirm("host-0", epoch, process)
     first.close()
     second = catalog_of(tmp_path)
     assert [namespace.spec for namespace in second.namespaces] == [NOTES]
@@ -56,6 +56,17 @@ def test_each_start_raises_the_version_durably(tmp_path: Path) -> None:
         versions.append(catalog.table().version)
         catalog.close()
     assert versions == [1, 2, 3]
+
+
+def test_every_epoch_is_a_version_of_its_own(tmp_path: Path) -> None:
+    catalog = catalog_of(tmp_path)
+    catalog.add_hosts((HostEntry("host-0"), HostEntry("host-1")))
+    seen = {catalog.table().version}
+    for name in ("host-0", "host-1", "host-0"):
+        epoch = catalog.appoint(name, ())
+        assert epoch not in seen
+        assert epoch == catalog.table().version
+        seen.add(epoch)
 
 
 def test_the_same_configuration_again_changes_nothing(tmp_path: Path) -> None:
