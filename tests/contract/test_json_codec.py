@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import cast
 
 import numpy as np
@@ -22,7 +23,7 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message as Proto
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindd.semantic.v1 import semantic_pb2
@@ -152,7 +153,8 @@ def _odd_number_text(field: FieldDescriptor, value: object) -> bool:
     if field.cpp_type == FLOAT:
         return value not in {"NaN", "Infinity", "-Infinity"}
     if field.enum_type is not None:
-        return value not in field.enum_type.values_by_name
+        # Not `values_by_name`: asked for a lone surrogate, upb's map fails in the next call.
+        return value not in {known.name for known in field.enum_type.values}
     return field.cpp_type in INTEGERS
 
 
@@ -225,6 +227,15 @@ DIFFERENCES = [
             field.cpp_type == ENUM
             and (number := _spelled(value)) is not None
             and not number.is_integer()
+        ),
+    ),
+    Difference(
+        "an enum's number beyond 32 bits",
+        ('{"mode": 4294967297}',),
+        lambda field, value: (
+            field.cpp_type == ENUM
+            and (number := _spelled(value)) is not None
+            and abs(number) >= 2**31
         ),
     ),
     Difference(
@@ -330,13 +341,26 @@ def test_the_listed_differences_are_the_documented_ones() -> None:
 
 
 # Texts: the message's own fields in every spelling, then mutated.
+#
+# Hypothesis draws only the seed: drawing each token by itself took thirty times as long, and the
+# texts are short enough to be read as they are.
 
-TEXTS = st.one_of(
-    st.sampled_from(
-        ["", "a", "notes", "é", "😀", '"', "\\", '\\"', "\\\\", "\n", "\u2028", "\x7f"]
-    ),
-    st.text(max_size=4),
-)
+TEXTS = [
+    "",
+    "a",
+    "notes",
+    "é",
+    "😀",
+    '"',
+    "\\",
+    '\\"',
+    "\\\\",
+    "\n",
+    "\u2028",
+    "\x7f",
+    "\ud800",
+    "a\\",
+]
 NUMBERS = [
     *("0", "1", "10", "-1", "-0", "0.0", "-0.0", "1e2", "1E+2", "1.5", "100.0", "1e-1", "1e400"),
     *("4294967295", "4294967296", "18446744073709551615", "18446744073709551616", "1e19", "1e39"),
@@ -365,73 +389,68 @@ BASE64 = [
     *("", "aGk=", "aGk", "_-8=", "/+8=", "_/8=", "_-8", "a", "ab", "ab==", "ab=", "aGl", "aGk=="),
     *("aG k", "!!!!", "é", "=", "aGk=aGk=", "YWJj", "YWJj\n", "YWJj===="),
 ]
-ANY = st.sampled_from(
-    [
-        "null",
-        "true",
-        "false",
-        "0",
-        "1",
-        "1.5",
-        '""',
-        '"a"',
-        "[]",
-        "{}",
-        "[null]",
-        '["a"]',
-        '{"a":1}',
-    ]
-)
+ANY = [
+    *("null", "true", "false", "0", "1", "1.5", '""', '"a"', "[]", "{}", "[null]", '["a"]'),
+    '{"a":1}',
+]
 
 
-def _text(value: str) -> st.SearchStrategy[str]:
-    return st.sampled_from([json.dumps(value), json.dumps(value, ensure_ascii=False)])
+def _text(draw: Random, value: str) -> str:
+    if "\ud800" in value:
+        return json.dumps(value)
+    return json.dumps(value, ensure_ascii=draw.random() < 0.5)
 
 
-def _texts(values: list[str]) -> st.SearchStrategy[str]:
-    return st.sampled_from(values).flatmap(_text)
+def _number(draw: Random) -> str:
+    if draw.random() < 0.5:
+        return draw.choice(["0", "1", "7", "10"])
+    return draw.choice(NUMBERS) if draw.random() < 0.7 else _text(draw, draw.choice(NUMBER_TEXTS))
 
 
-def _raw_or_text() -> st.SearchStrategy[str]:
-    return st.sampled_from(NUMBERS) | _texts(NUMBER_TEXTS)
+def _any_text(draw: Random) -> str:
+    return _text(draw, draw.choice(TEXTS))
 
 
-def _item(field: FieldDescriptor) -> st.SearchStrategy[str]:
+def _item(draw: Random, field: FieldDescriptor) -> str:
     if _is_map(field):
-        pair = st.tuples(TEXTS.flatmap(_text), TEXTS.flatmap(_text)).map(":".join)
-        return st.lists(pair, max_size=3).map(lambda pairs: "{" + ",".join(pairs) + "}")
+        pairs = [f"{_any_text(draw)}:{_any_text(draw)}" for _ in range(draw.randrange(4))]
+        return "{" + ",".join(pairs) + "}"
     if _is_time(field):
-        return _texts(TIMES)
+        return _text(draw, draw.choice(TIMES))
     if field.message_type is not None:
-        return _object(field.message_type)
+        return _object(draw, field.message_type)
     if field.enum_type is not None:
-        names = list(field.enum_type.values_by_name)
-        return _texts([*names, names[0].lower(), "X"]) | _raw_or_text()
+        names = [value.name for value in field.enum_type.values]
+        name = _text(draw, draw.choice([*names, names[0].lower(), "X"]))
+        return name if draw.random() < 0.5 else _number(draw)
     if field.type == FieldDescriptor.TYPE_BOOL:
-        return st.sampled_from(["true", "false", '"true"', "1"])
+        return draw.choice(["true", "false", "true", "false", '"true"', "1"])
     if field.type == FieldDescriptor.TYPE_BYTES:
-        return _texts(BASE64)
+        return _text(draw, draw.choice(BASE64))
     if field.type == FieldDescriptor.TYPE_STRING:
-        return TEXTS.flatmap(_text)
-    return _raw_or_text()
+        return _any_text(draw)
+    return _number(draw)
 
 
-def _value(field: FieldDescriptor) -> st.SearchStrategy[str]:
-    item = _item(field)
+def _value(draw: Random, field: FieldDescriptor) -> str:
+    if draw.random() < 0.06:
+        return draw.choice(ANY)
     if field.is_repeated and not _is_map(field):
-        item = st.lists(item, max_size=3).map(lambda items: "[" + ", ".join(items) + "]")
-    # One draw in eight is a value of some other kind.
-    return st.integers(0, 7).flatmap(lambda draw: ANY if draw == 0 else item)
+        return "[" + ", ".join(_item(draw, field) for _ in range(draw.randrange(4))) + "]"
+    return _item(draw, field)
 
 
-def _pair(field: FieldDescriptor) -> st.SearchStrategy[str]:
-    key = st.sampled_from([field.json_name, field.json_name, field.name]).map(json.dumps)
-    return st.tuples(key, _value(field)).map(": ".join)
-
-
-def _object(descriptor: Descriptor) -> st.SearchStrategy[str]:
-    fields = st.sampled_from(list(descriptor.fields)).flatmap(_pair)
-    return st.lists(fields, max_size=5).map(lambda pairs: "{" + ", ".join(pairs) + "}")
+def _object(draw: Random, descriptor: Descriptor) -> str:
+    fields = draw.sample(list(descriptor.fields), min(draw.randrange(6), len(descriptor.fields)))
+    if fields and draw.random() < 0.05:
+        fields.append(fields[0])
+    spell = draw.choice(["camel", "camel", "snake", "mixed"])
+    pairs = []
+    for field in fields:
+        camel = spell == "camel" or (spell == "mixed" and draw.random() < 0.5)
+        key = field.json_name if camel else field.name
+        pairs.append(f"{json.dumps(key)}: {_value(draw, field)}")
+    return "{" + ", ".join(pairs) + "}"
 
 
 SPLICES = [
@@ -453,36 +472,33 @@ SPLICES = [
 ]
 
 
-@st.composite
-def _mutated(draw: st.DrawFn, message: type[Message]) -> bytes:
-    body = draw(_object(_descriptor(PROTOS[message]))).encode(errors="surrogatepass")
-    for _ in range(draw(st.sampled_from([0, 0, 1, 1, 2, 3]))):
-        start = draw(st.integers(0, len(body)))
-        end = min(len(body), start + draw(st.integers(0, 6)))
-        act = draw(st.sampled_from(["insert", "delete", "replace", "repeat", "cut"]))
-        splice = draw(st.sampled_from(SPLICES))
-        if act == "insert":
-            body = body[:start] + splice + body[start:]
-        elif act == "delete":
-            body = body[:start] + body[end:]
-        elif act == "replace":
-            body = body[:start] + splice + body[end:]
-        elif act == "repeat":
-            far = min(len(body), start + draw(st.integers(0, 40)))
-            body = body[:far] + body[start:far] + body[far:]
-        else:
-            body = body[:start]
-    return body
+def _mutated(draw: Random, body: bytes) -> bytes:
+    start = draw.randint(0, len(body))
+    end = min(len(body), start + draw.randint(0, 6))
+    act = draw.choice(["insert", "delete", "replace", "repeat", "cut"])
+    if act == "insert":
+        return body[:start] + draw.choice(SPLICES) + body[start:]
+    if act == "delete":
+        return body[:start] + body[end:]
+    if act == "replace":
+        return body[:start] + draw.choice(SPLICES) + body[end:]
+    if act == "repeat":
+        far = min(len(body), start + draw.randint(0, 40))
+        return body[:far] + body[start:far] + body[far:]
+    return body[:start]
 
 
-CASES = st.sampled_from(MESSAGES).flatmap(
-    lambda message: st.tuples(st.just(message), _mutated(message))
-)
-MANY = settings(
-    max_examples=int(os.environ.get("MINDGRID_EXAMPLES", "800")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
+def _case(seed: int) -> tuple[type[Message], bytes]:
+    draw = Random(seed)
+    message = draw.choice(MESSAGES)
+    body = _object(draw, _descriptor(PROTOS[message])).encode()
+    for _ in range(draw.choice([0, 0, 0, 1, 1, 2, 3])):
+        body = _mutated(draw, body)
+    return message, body
+
+
+CASES = st.integers(0, 2**64 - 1).map(_case)
+MANY = settings(max_examples=int(os.environ.get("MINDGRID_EXAMPLES", "1500")), deadline=None)
 
 
 @MANY
@@ -550,3 +566,12 @@ USUAL = [
 @pytest.mark.parametrize("body", USUAL)
 def test_usual_spellings_take_the_fast_reader(body: bytes) -> None:
     assert fast.read(messages.SearchRequest, body) is not None
+
+
+def test_most_texts_drawn_are_taken_and_all_readers_are_met() -> None:
+    cases = [_case(seed) for seed in range(1000)]
+    taken = sum(_ours(message, body) is not None for message, body in cases)
+    sure = sum(fast.read(message, body) is not None for message, body in cases)
+    listed = sum(bool(_rows(message, body)) for message, body in cases)
+    assert 150 < sure < taken < 800
+    assert listed > 50
