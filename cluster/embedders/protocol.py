@@ -42,6 +42,21 @@ class EmbedderSpec:
         return f"embedder {self.space.provider}/{self.space.model}"
 
 
+CACHE_SIZE_DEFAULT = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """How one namespace embeds.
+
+    The vectors of `cache_size` texts are kept in each process; 0 stands for CACHE_SIZE_DEFAULT, a
+    negative size keeps none.
+    """
+
+    spec: EmbedderSpec
+    cache_size: int = CACHE_SIZE_DEFAULT
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one call of an embedder may carry.

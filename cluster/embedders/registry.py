@@ -6,13 +6,13 @@ import importlib
 import pkgutil
 
 from mindgrid.cluster import embedders
-from mindgrid.cluster.embedders.protocol import Embedder, EmbedderSpec, Provider
+from mindgrid.cluster.embedders.protocol import Provider
 from mindgrid.shards.errors import Unimplemented
 
 COMING = frozenset({"ollama", "openai"})
 """Providers that the configuration knows and a later release builds."""
 
-_NOT_PROVIDERS = frozenset({"cache", "protocol", "registry", "service"})
+_NOT_PROVIDERS = frozenset({"cache", "coalescer", "protocol", "registry", "service", "serving"})
 
 
 def names() -> list[str]:
@@ -36,8 +36,3 @@ def find(name: str) -> Provider:
 def model_default(name: str) -> str:
     """Return the model a provider uses where none is written; empty if one must be."""
     return find(name).model_default if name in names() else ""
-
-
-def build(spec: EmbedderSpec) -> Embedder:
-    """Return a ready embedder; ConfigError or Unimplemented say what the operator can do."""
-    return find(spec.space.provider).build(spec)

@@ -20,7 +20,12 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from mindgrid.cluster.embedders import registry
-from mindgrid.cluster.embedders.protocol import EmbedderOptions, EmbedderSpec
+from mindgrid.cluster.embedders.protocol import (
+    CACHE_SIZE_DEFAULT,
+    EmbedderOptions,
+    EmbedderSpec,
+    Embedding,
+)
 from mindgrid.cluster.settings.quantities import byte_count, seconds
 from mindgrid.cluster.spec import SEMANTIC, Bounds, GridSpec, NamespaceKey, NamespaceSpec
 from mindgrid.shards.config import Driver, History, ShardConfig
@@ -494,17 +499,20 @@ class Settings(BaseSettings):
             bounds=_filled(Bounds, self.cluster),
         )
 
-    def embedder_specs(self) -> dict[NamespaceKey, EmbedderSpec]:
-        """Return the embedder of each namespace that has one."""
+    def embeddings(self) -> dict[NamespaceKey, Embedding]:
+        """Return how each namespace embeds that does."""
         return {
-            NamespaceKey(space.block, space.name): embedder_spec(space.embedder)
+            NamespaceKey(space.block, space.name): Embedding(
+                embedder_spec(space.embedder),
+                space.embedder.cache_size or CACHE_SIZE_DEFAULT,
+            )
             for space in self.namespaces
             if space.embedder is not None
         }
 
     def _namespace_specs(self) -> Iterator[NamespaceSpec]:
         drivers = {backend.name: Driver(backend.driver) for backend in self.backends}
-        specs = self.embedder_specs()
+        embeddings = self.embeddings()
         for space in self.namespaces:
             key = NamespaceKey(space.block, space.name)
             if space.block != SEMANTIC:
@@ -513,7 +521,7 @@ class Settings(BaseSettings):
             config = _filled(
                 ShardConfig,
                 self.engine,
-                space=specs[key].space,
+                space=embeddings[key].spec.space,
                 recall=space.recall,
                 history=History(space.history.age, space.history.rows_max),
                 text_search=space.text_search,
@@ -524,7 +532,7 @@ class Settings(BaseSettings):
                 config=config,
                 driver=drivers[space.backend or self.backends[0].name],
                 shards=space.shards,
-                cache_size=space.embedder.cache_size or _default(NamespaceSpec, "cache_size"),
+                cache_size=embeddings[key].cache_size,
             )
 
 

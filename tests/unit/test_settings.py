@@ -98,7 +98,7 @@ def test_the_specifications_example_loads_unchanged_with_a_lance_backend(files: 
     assert spec.driver is Driver.LANCE
     assert spec.cache_size == 4096
     assert spec.config.text_search == "english"
-    embedder = settings.embedder_specs()[NamespaceKey("semantic", "notes")]
+    embedder = settings.embeddings()[NamespaceKey("semantic", "notes")].spec
     assert embedder.space == Space("openai", "text-embedding-3-small", "", 1536)
     assert embedder.options.timeout_s == 30.0
     assert embedder.options.api_key_env == "OPENAI_API_KEY"
@@ -115,8 +115,8 @@ def test_everything_but_auth_and_namespaces_has_a_default(files: Files) -> None:
     (namespace,) = spec.namespaces
     assert namespace.config == ShardConfig(Space("fake", "fake", "", 8))
     assert (namespace.shards, namespace.driver) == (1, Driver.LANCE)
-    (embedder,) = settings.embedder_specs().values()
-    assert embedder.options == EmbedderOptions()
+    (embedding,) = settings.embeddings().values()
+    assert embedding.spec.options == EmbedderOptions()
 
 
 def test_settings_and_specs_survive_pickling(files: Files) -> None:

@@ -1,0 +1,121 @@
+"""Puts the texts of concurrent callers into shared batches, so that none waits for another's pile.
+
+While the model computes, texts gather; then each caller in turn gives one text at a time until the
+batch is full. A query of one text so waits for the batch under way and is in the next, even while
+a bulk load has hundreds of texts waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindgrid.cluster.embedders.protocol import Embedder, Vectors
+from mindgrid.shards.errors import Exhausted, MindgridError
+from mindgrid.shards.types import Space
+
+# About 512 tokens, a tenth of a second on one core: what a query may have to wait for.
+BATCH_CHARS = 2_048
+BATCH_TEXTS = 32
+WAITING_MAX = 2_048
+
+
+@dataclass(slots=True)
+class _Job:
+    """The texts of one caller; `left` are the rows that no batch has taken yet."""
+
+    texts: Sequence[str]
+    left: deque[int]
+    out: Vectors
+    ready: int = 0
+    done: asyncio.Future[Vectors] = field(default_factory=asyncio.Future)
+
+
+class Coalescer:
+    """An embedder in front of an embedder. Belongs to one event loop.
+
+    At most `waiting_max` texts wait; more are refused as Exhausted.
+    """
+
+    def __init__(self, model: Embedder, waiting_max: int = WAITING_MAX) -> None:
+        self._model = model
+        self._waiting_max = waiting_max
+        self._waiting = 0
+        self._jobs: deque[_Job] = deque()
+        self._worker: asyncio.Task[None] | None = None
+
+    @property
+    def space(self) -> Space:
+        """The space of the model behind."""
+        return self._model.space
+
+    async def embed(self, texts: Sequence[str]) -> Vectors:
+        """Return one vector for each text, in order."""
+        out = np.empty((len(texts), self.space.dimensions), np.float32)
+        if not texts:
+            return out
+        if self._waiting and self._waiting + len(texts) > self._waiting_max:
+            what = f"the queue of embedder {self.space.provider}/{self.space.model}"
+            raise Exhausted(what, self._waiting_max)
+        # Texts of like length share a batch and waste little on padding.
+        order = sorted(range(len(texts)), key=lambda row: len(texts[row]))
+        job = _Job(texts, deque(order), out)
+        self._jobs.append(job)
+        self._waiting += len(texts)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        try:
+            return await job.done
+        finally:
+            self._drop(job)
+
+    def _drop(self, job: _Job) -> None:
+        """Forget the texts that nobody waits for any more."""
+        self._waiting -= len(job.left)
+        job.left.clear()
+
+    async def _work(self) -> None:
+        while batch := self._take():
+            rows = [job.texts[row] for job, row in batch]
+            try:
+                vectors = await self._model.embed(rows)
+            except MindgridError as error:
+                self._fail(batch, error)
+                continue
+            except Exception as error:
+                # A bug: each caller hears of it, and those that come later are still served.
+                self._fail(batch, error)
+                raise
+            for (job, row), vector in zip(batch, vectors, strict=True):
+                job.out[row] = vector
+                job.ready += 1
+                if job.ready == len(job.texts) and not job.done.done():
+                    job.done.set_result(job.out)
+
+    def _take(self) -> list[tuple[_Job, int]]:
+        """Return the next batch: one text of each caller in turn until it is full."""
+        batch: list[tuple[_Job, int]] = []
+        chars = 0
+        while self._jobs and len(batch) < BATCH_TEXTS:
+            job = self._jobs.popleft()
+            if not job.left:
+                continue
+            chars += len(job.texts[job.left[0]])
+            if batch and chars > BATCH_CHARS:
+                self._jobs.appendleft(job)
+                break
+            batch.append((job, job.left.popleft()))
+            self._waiting -= 1
+            if job.left:
+                self._jobs.append(job)
+        return batch
+
+    def _fail(self, batch: list[tuple[_Job, int]], error: Exception) -> None:
+        for job, _ in batch:
+            self._drop(job)
+            if not job.done.done():
+                job.done.set_exception(error)

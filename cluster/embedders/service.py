@@ -1,0 +1,176 @@
+"""What callers ask for vectors: cache, limits, retries and checks in front of any embedder.
+
+    embed(namespace, texts) ─► cut ─► cache ─► calls within the limits ─► embedder ─► check
+
+Where an embedder runs is decided by `reach`: in this process here, in a Serve deployment of its
+own in `serving`. Nothing in this file knows Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+import numpy as np
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+from tenacity.wait import wait_exponential_jitter
+
+from mindgrid.cluster.embedders import registry
+from mindgrid.cluster.embedders.cache import EmbeddingCache
+from mindgrid.cluster.embedders.coalescer import Coalescer
+from mindgrid.cluster.embedders.protocol import Embedder, EmbedderSpec, Embedding, Limits, Vectors
+from mindgrid.cluster.spec import NamespaceKey
+from mindgrid.shards.errors import ConfigError, NotFound, Unavailable
+
+# Serve's replicas take at most 4 MiB in a message (RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH), and
+# gRPC clients as much by default; half of it leaves room for the envelope.
+CALL_BYTES_MAX = 2 * 2**20
+
+# Enough for two replicas with one call under way and one waiting each.
+_CALLS_AT_ONCE = 4
+_ATTEMPTS = 3
+
+Reach = Callable[[EmbedderSpec], Awaitable[Embedder]]
+
+
+class EmbedService:
+    """The embedders of all namespaces. Belongs to the event loop it is first used in."""
+
+    def __init__(
+        self, namespaces: Mapping[NamespaceKey, Embedding], reach: Reach | None = None
+    ) -> None:
+        """Take how each namespace embeds, and how an embedder is reached (default: built here)."""
+        self._reach = reach or build_here
+        self._embedders: dict[EmbedderSpec, asyncio.Task[Embedder]] = {}
+        self._caches = {
+            key: EmbeddingCache(one.spec.space, one.cache_size, self._computing(one.spec))
+            for key, one in namespaces.items()
+        }
+        self._specs = {key: one.spec for key, one in namespaces.items()}
+
+    async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> Vectors:
+        """Return one vector of the namespace's space for each text, in order.
+
+        Fails with NotFound, with Unimplemented for a provider of a later release, with Unavailable
+        naming provider and model, or with ConfigError where the operator must act.
+        """
+        cache = self._caches.get(namespace)
+        if cache is None:
+            raise NotFound("namespace", str(namespace))
+        cut = _limits(self._specs[namespace]).text_chars or None
+        return await cache.embed([text[:cut] for text in texts])
+
+    def cache_counts(self) -> dict[NamespaceKey, tuple[int, int]]:
+        """Return each namespace's cache hits and misses since the start."""
+        return {key: (cache.hits, cache.misses) for key, cache in self._caches.items()}
+
+    def _computing(self, spec: EmbedderSpec) -> Callable[[list[str]], Awaitable[Vectors]]:
+        async def compute(texts: list[str]) -> Vectors:
+            return await self._compute(spec, texts)
+
+        return compute
+
+    async def _compute(self, spec: EmbedderSpec, texts: list[str]) -> Vectors:
+        """Embed within the limits of one call, a few calls at once."""
+        embedder = await self._embedder(spec)
+        gate = asyncio.Semaphore(_CALLS_AT_ONCE)
+
+        async def call(part: list[str]) -> Vectors:
+            async with gate:
+                return await _call(spec, embedder, part)
+
+        calls = [asyncio.ensure_future(call(part)) for part in split(texts, spec)]
+        try:
+            # No TaskGroup: it would wrap our error into a group that callers do not expect.
+            return np.concatenate(await asyncio.gather(*calls))
+        finally:
+            for one in calls:
+                one.cancel()
+
+    async def _embedder(self, spec: EmbedderSpec) -> Embedder:
+        """Return the embedder of a spec, reached once; a failure is tried anew next time."""
+        task = self._embedders.get(spec)
+        if task is None:
+            task = self._embedders[spec] = asyncio.create_task(self._reached(spec))
+        return await asyncio.shield(task)
+
+    async def _reached(self, spec: EmbedderSpec) -> Embedder:
+        try:
+            return await self._reach(spec)
+        except BaseException:
+            del self._embedders[spec]
+            raise
+
+
+async def build_here(spec: EmbedderSpec) -> Embedder:
+    """Return an embedder in this process."""
+    # Loading a model takes a second, in which the loop must not stand still.
+    return await asyncio.to_thread(build, spec)
+
+
+def build(spec: EmbedderSpec) -> Embedder:
+    """Return an embedder in this process; one that computes here gets a queue in front."""
+    provider = registry.find(spec.space.provider)
+    model = provider.build(spec)
+    return Coalescer(model) if provider.own_process else model
+
+
+def split(texts: Sequence[str], spec: EmbedderSpec) -> list[list[str]]:
+    """Return the texts in parts that fit into one call, in order."""
+    answer_rows = max(1, CALL_BYTES_MAX // (4 * spec.space.dimensions))
+    count_max = min(_limits(spec).batch_texts, answer_rows)
+    parts: list[list[str]] = []
+    size = 0
+    for text in texts:
+        bytes_here = len(text.encode())
+        if not parts or len(parts[-1]) == count_max or size + bytes_here > CALL_BYTES_MAX:
+            parts.append([])
+            size = 0
+        parts[-1].append(text)
+        size += bytes_here
+    return parts
+
+
+def _limits(spec: EmbedderSpec) -> Limits:
+    provider = spec.space.provider
+    return registry.find(provider).limits if provider in registry.names() else Limits()
+
+
+async def _call(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vectors:
+    """Embed one part; what is unavailable is tried again, what is wrong or slow is not."""
+    retrying = AsyncRetrying(
+        stop=stop_after_attempt(_ATTEMPTS),
+        wait=wait_exponential_jitter(multiplier=0.1, jitter=0.1, max=2.0),
+        retry=retry_if_exception_type(Unavailable),
+        reraise=True,
+    )
+    try:
+        return await retrying(_timed, spec, embedder, texts)
+    except TimeoutError:
+        raise Unavailable(
+            str(spec), f"no answer within {spec.options.timeout_s:g} s (embedder.options.timeout)"
+        ) from None
+
+
+async def _timed(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vectors:
+    async with asyncio.timeout(spec.options.timeout_s):
+        return checked(spec, await embedder.embed(texts), len(texts))
+
+
+def checked(spec: EmbedderSpec, vectors: Vectors, count: int) -> Vectors:
+    """Return what an embedder answered; refuse what must never be stored."""
+    if vectors.ndim != 2 or len(vectors) != count:
+        raise Unavailable(
+            str(spec), f"{count} texts were answered by an array of shape {vectors.shape}"
+        )
+    if vectors.shape[1] != spec.space.dimensions:
+        raise ConfigError(
+            str(spec),
+            f"the model's vectors have length {vectors.shape[1]}, but embedder.dimensions is "
+            f"{spec.space.dimensions}; write {vectors.shape[1]}, or choose a model that takes it",
+        )
+    good = np.isfinite(vectors).all(axis=1) & vectors.any(axis=1)
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0])
+        raise Unavailable(str(spec), f"text {row} was answered by NaN, infinity or all zeros")
+    return np.ascontiguousarray(vectors, np.float32)
