@@ -12,7 +12,12 @@ import ray
 
 from mindgrid.cluster.client import Embeds, Grid
 from mindgrid.cluster.coordinator import RayDirectory
+from mindgrid.cluster.embedders.protocol import EmbedderSpec, Embedding, Vectors
+from mindgrid.cluster.embedders.service import EmbedService
+from mindgrid.cluster.embedders.serving import reach
+from mindgrid.cluster.port import Directory
 from mindgrid.cluster.remote import RAY_NAMESPACE
+from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.shards.types import (
     Answer,
     Deleted,
@@ -27,6 +32,30 @@ from mindgrid.shards.types import (
 T = TypeVar("T")
 
 
+class TableEmbedders:
+    """Embeds as the routing table says: in a model's deployment if it runs, else in this process.
+
+    Belongs to the event loop it is first used in.
+    """
+
+    def __init__(self, directory: Directory) -> None:
+        """Take where the table comes from; it is fetched when a namespace is first met."""
+        self._directory = directory
+        self._embeddings: dict[NamespaceKey, Embedding] = {}
+        self._service = EmbedService({}, reach)
+
+    async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> Vectors:
+        """See `EmbedService.embed`."""
+        if namespace not in self._embeddings:
+            table = await self._directory.table(-1, "")
+            self._embeddings = {
+                spec.key: Embedding(EmbedderSpec(spec.config.space, spec.embedder), spec.cache_size)
+                for spec in (holding.spec for holding in table.holdings)
+            }
+            self._service = EmbedService(self._embeddings, reach)
+        return await self._service.embed(namespace, texts)
+
+
 class Handle:
     """A `Grid` for code that is not asynchronous; its methods may be called from any thread.
 
@@ -34,7 +63,7 @@ class Handle:
     stays in its process: a task or an actor connects by itself, with its own.
     """
 
-    def __init__(self, directory: RayDirectory, embedders: Embeds | None) -> None:
+    def __init__(self, directory: Directory, embedders: Embeds | None) -> None:
         """Start the thread in which the grid lives; see `connect`."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -117,8 +146,9 @@ def connect(
 
     Inside a task or an actor, or after `ray.init`, the cluster is the one already joined and
     `address` is not looked at. With `storage`, the server's storage folder, a coordinator that is
-    missing is started. Without `embedders`, records and queries bring their vectors.
+    missing is started. `embedders` replaces those that the configuration names.
     """
     if not ray.is_initialized():
         ray.init(address=address, namespace=ray_namespace, log_to_driver=False)
-    return Handle(RayDirectory(ray_namespace, storage), embedders)
+    directory = RayDirectory(ray_namespace, storage)
+    return Handle(directory, embedders or TableEmbedders(directory))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from mindgrid.cluster.embedders.protocol import EmbedderOptions
 from mindgrid.shards.config import Driver, ShardConfig
 
 SEMANTIC = "semantic"
@@ -25,7 +26,8 @@ class NamespaceKey(NamedTuple):
 class NamespaceSpec:
     """One namespace as the configuration describes it.
 
-    `cache_size` counts the texts whose vectors are kept; negative keeps none.
+    `cache_size` counts the texts whose vectors are kept; negative keeps none. `embedder` is how
+    the space's model is reached: so that whoever has the table can embed.
     """
 
     key: NamespaceKey
@@ -33,6 +35,7 @@ class NamespaceSpec:
     driver: Driver = Driver.LANCE
     shards: int = 1
     cache_size: int = 4_096
+    embedder: EmbedderOptions = field(default_factory=EmbedderOptions)
 
 
 @dataclass(frozen=True, slots=True)

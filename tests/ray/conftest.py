@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -22,13 +23,22 @@ def ray_cluster() -> Iterator[str]:
         [source, root, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     folder = tempfile.mkdtemp(prefix="mg", dir="/tmp")
-    context = ray.init(
+    try:
+        context = _start(folder)
+    except Exception:  # noqa: BLE001 - it raises no class of its own for this
+        # Ray gives its processes 30 s to come up, which a busy machine may exceed.
+        ray.shutdown()
+        context = _start(folder)
+    yield context.address_info["address"]
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: str) -> Any:
+    return ray.init(
         num_cpus=2,
         include_dashboard=False,
         _temp_dir=folder,
         namespace="tests",
         log_to_driver=False,
     )
-    yield context.address_info["address"]
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
