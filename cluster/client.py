@@ -10,6 +10,7 @@ give the same answers and the same errors.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 import uuid
@@ -187,13 +188,11 @@ class Grid:
         answers = await _all(self._ask(route, host, query, stamp, deadline) for host in hosts)
         instants = [answer.instant for answer in answers]
         again = behind(instants, query.selection)
-        stamp = settled(instants)
-        for host, answer in zip(
-            again,
-            await _all(self._ask(route, host, query, stamp, deadline) for host in again),
-            strict=True,
-        ):
-            answers[host] = answer
+        if again:
+            stamp = settled(instants)
+            later = await _all(self._ask(route, host, query, stamp, deadline) for host in again)
+            for host, answer in zip(again, later, strict=True):
+                answers[host] = answer
         return merge(answers, query.top_k)
 
     async def _ask(
@@ -336,7 +335,8 @@ class Grid:
             if time.monotonic() < self._ask_again_at:
                 raise
             self._ask_again_at = time.monotonic() + _ASK_AGAIN_S
-            await self._has_newer("")
+            with contextlib.suppress(Unavailable):
+                await self._refreshed(-1, "")
             return key, self._routes.route(key), deadline
 
     async def _retried(self, deadline: Deadline, work: Callable[[Routes], Awaitable[T]]) -> T:

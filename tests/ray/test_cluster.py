@@ -16,6 +16,7 @@ import ray
 from tests.support.grids import drafts, namespace, queries
 
 import mindgrid
+from mindgrid.cluster.client import Grid
 from mindgrid.cluster.coordinator import (
     COORDINATOR,
     CoordinatorStatus,
@@ -60,7 +61,7 @@ class Server:
         return host_of(key, shard, [host.name for host in self.status().hosts])
 
 
-LANCE = ("tasks", "kill", "stop", "both", "steady", "again", "damaged", "kept")
+LANCE = ("tasks", "kill", "stop", "both", "steady", "again", "damaged", "kept", "crowd")
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +161,24 @@ def test_every_host_killed_at_once_is_back(server: Server) -> None:
     found = server.handle.get("both", [record.id for record in drafts(50)])
     assert None not in found
     print(f"back after {time.monotonic() - started:.1f} s")
+
+
+def test_writers_under_a_kill_lose_nothing_and_write_nothing_twice(server: Server) -> None:
+    async def write(grid: Grid, record: Draft) -> list[int]:
+        return [(await grid.upsert("crowd", [record]))[1].versions[0] for _ in range(12)]
+
+    async def claim() -> None:
+        grid = Grid(RayDirectory(server.ray_namespace))
+        writers = [asyncio.create_task(write(grid, record)) for record in drafts(8)]
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(server.kill_hosts)
+        for versions in await asyncio.gather(*writers):
+            assert versions == list(range(1, 13))
+        found = await grid.get("crowd", [record.id for record in drafts(8)])
+        assert [record and record.version for record in found] == [12] * 8
+        await grid.close()
+
+    asyncio.run(claim())
 
 
 def test_a_killed_coordinator_is_back_by_itself_and_disturbs_nobody(server: Server) -> None:
