@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindgrid.cluster.embedders.protocol import Embedder, Vectors
-from mindgrid.shards.errors import Exhausted, MindgridError
+from mindgrid.shards.errors import Exhausted, MindgridError, Unavailable
 from mindgrid.shards.types import Space
 
 # About 512 tokens, a tenth of a second on one core: what a query may have to wait for.
@@ -38,11 +38,15 @@ class _Job:
 class Coalescer:
     """An embedder in front of an embedder. Belongs to one event loop.
 
-    At most `waiting_max` texts wait; more are refused as Exhausted.
+    A batch may take `timeout_s`, and at most `waiting_max` texts wait; more are refused as
+    Exhausted.
     """
 
-    def __init__(self, model: Embedder, waiting_max: int = WAITING_MAX) -> None:
+    def __init__(
+        self, model: Embedder, timeout_s: float | None = None, waiting_max: int = WAITING_MAX
+    ) -> None:
         self._model = model
+        self._timeout_s = timeout_s
         self._waiting_max = waiting_max
         self._waiting = 0
         self._jobs: deque[_Job] = deque()
@@ -82,7 +86,11 @@ class Coalescer:
         while batch := self._take():
             rows = [job.texts[row] for job, row in batch]
             try:
-                vectors = await self._model.embed(rows)
+                async with asyncio.timeout(self._timeout_s):
+                    vectors = await self._model.embed(rows)
+            except TimeoutError:
+                self._fail(batch, timed_out(self.space, self._timeout_s or 0.0))
+                continue
             except MindgridError as error:
                 self._fail(batch, error)
                 continue
@@ -119,3 +127,11 @@ class Coalescer:
             self._drop(job)
             if not job.done.done():
                 job.done.set_exception(error)
+
+
+def timed_out(space: Space, timeout_s: float) -> Unavailable:
+    """Return the error of a model that used up its time."""
+    return Unavailable(
+        f"embedder {space.provider}/{space.model}",
+        f"no answer within {timeout_s:g} s (embedder.options.timeout)",
+    )

@@ -119,6 +119,10 @@ def _open(spec: EmbedderSpec) -> tuple[Any, Any]:
     """Return the ONNX session and the tokenizer."""
     # The tokenizer's own threads would take the cores from its neighbours.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # ONNX Runtime reports to Microsoft and writes a device id into the home folder since 1.29,
+    # unless told not to before its import (docs/Privacy.md of its repository). A memory of
+    # private text must not call home.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
         from tokenizers import Tokenizer
@@ -190,6 +194,6 @@ PROVIDER = Provider(
     build=Local,
     own_process=True,
     model_default=MODEL,
-    limits=Limits(text_chars=_TEXT_CHARS),
+    limits=Limits(batch_texts=64, text_chars=_TEXT_CHARS),
     problem=_problem,
 )

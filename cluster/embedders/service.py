@@ -17,7 +17,7 @@ from tenacity.wait import wait_exponential_jitter
 
 from mindgrid.cluster.embedders import registry
 from mindgrid.cluster.embedders.cache import EmbeddingCache
-from mindgrid.cluster.embedders.coalescer import Coalescer
+from mindgrid.cluster.embedders.coalescer import Coalescer, timed_out
 from mindgrid.cluster.embedders.protocol import Embedder, EmbedderSpec, Embedding, Limits, Vectors
 from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.shards.errors import ConfigError, NotFound, Unavailable
@@ -112,7 +112,7 @@ def build(spec: EmbedderSpec) -> Embedder:
     """Return an embedder in this process; one that computes here gets a queue in front."""
     provider = registry.find(spec.space.provider)
     model = provider.build(spec)
-    return Coalescer(model) if provider.own_process else model
+    return Coalescer(model, spec.options.timeout_s) if provider.own_process else model
 
 
 def split(texts: Sequence[str], spec: EmbedderSpec) -> list[list[str]]:
@@ -147,13 +147,14 @@ async def _call(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vec
     try:
         return await retrying(_timed, spec, embedder, texts)
     except TimeoutError:
-        raise Unavailable(
-            str(spec), f"no answer within {spec.options.timeout_s:g} s (embedder.options.timeout)"
-        ) from None
+        raise timed_out(spec.space, spec.options.timeout_s) from None
 
 
 async def _timed(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vectors:
-    async with asyncio.timeout(spec.options.timeout_s):
+    # A model of ours may have a queue, in which a call may well wait longer than any batch takes:
+    # there the batches are timed, by the Coalescer, and the caller's own deadline rules the wait.
+    has_queue = registry.find(spec.space.provider).own_process
+    async with asyncio.timeout(None if has_queue else spec.options.timeout_s):
         return checked(spec, await embedder.embed(texts), len(texts))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 def deploy(specs: Iterable[EmbedderSpec]) -> list[str]:
     """Run each distinct model that wants its own process; return the names of the applications.
 
-    Blocks until they run. Applications of models that are no longer asked for are deleted.
+    Blocks until they run; to be called before anything embeds, since what finds no deployment
+    loads the model itself. Applications of models that are no longer asked for are deleted.
     """
     wanted = {app_name(spec): spec for spec in specs if _has_own_process(spec)}
     for name in serve.status().applications:
@@ -125,7 +127,7 @@ class Remote:
             reply = await self._handle.embed.remote(list(texts))
         except BackPressureError as error:
             raise Exhausted(f"the queue of {self._spec}", error.args[1]) from error
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, AioRpcError) as error:
             if isinstance(error, ray.exceptions.RayTaskError):
                 raise  # a bug over there
             raise Unavailable(str(self._spec), f"its replica is gone: {error}") from error
