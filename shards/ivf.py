@@ -10,6 +10,7 @@ while it is, and a lock would let searches starve the writer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -37,6 +38,12 @@ _KMEANS_ROUNDS = 10
 _QUERY_BITS = 4
 """As good as 8 bits or the unrounded query (0), at three quarters and a fiftieth of the time."""
 _RETUNE_GROWTH = 1.25
+_SHARE_COUNTED = 0.5
+"""Up to this share of allowed rows they are counted cell by cell before cells are chosen."""
+_FILTERED_CELLS, _FILTERED_DEPTH = 2.0, 3.0
+"""Then more is looked at, for queries that are off the allowed rows' topic: there all of them are
+about equally far. WordNet, filters by topic, recall of such queries: 0.62 to 0.91 became 0.92 to
+0.98, for a third more time."""
 _COSTS = {"rabitq": Costs(candidate=10.0, centroid=0.5), "sq8": Costs(candidate=5.0, centroid=0.3)}
 
 Check = Callable[[Path, bytes], None]
@@ -45,17 +52,18 @@ Check = Callable[[Path, bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class Bitmap:
-    """The positions a search may return, one bit each, little-endian; `count` of `rows` are set."""
+    """The positions a search may return: one bit each, little-endian; `count` of `rows` are set."""
 
     bits: NDArray[np.uint8]
     rows: int
     count: int
+    mask: NDArray[np.bool_]
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_]) -> Bitmap:
         """Return the bitmap of a mask over positions 0..n-1."""
         bits = np.packbits(mask, bitorder="little")
-        return cls(bits, len(mask), int(np.count_nonzero(mask)))
+        return cls(bits, len(mask), int(np.count_nonzero(mask)), mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,14 @@ class Candidates:
 
     positions: Positions
     scanned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Where to look: (queries, nprobe) cells, -1 for none, and their nearness to the query."""
+
+    chosen: Positions
+    nearness: NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +112,11 @@ class IvfIndex:
         assert lists is not None
         sizes = [lists.list_size(cell) for cell in range(index.nlist)]
         self._sizes = np.array(sizes, np.int64)
+
+    @functools.cached_property
+    def _by_cell(self) -> Positions:
+        """All positions, cell by cell: the first time a filter asks, 8 bytes a row."""
+        return np.concatenate([np.empty(0, np.int64), *self._ids()])
 
     @property
     def rows(self) -> int:
@@ -138,8 +159,12 @@ class IvfIndex:
         n = len(positions)
         index = _empty(code, vectors.dimensions, _cells(n))
         rng = np.random.default_rng(_SEED)
-        enough = min(n, _TRAINING_PER_CELL * index.nlist)
-        picks = np.sort(rng.choice(positions, enough, replace=False))
+        # A row pulls its cell's centre towards itself and so, as a query, finds its neighbours more
+        # easily than a stranger (0.97 where strangers had 0.945): no sampled row is trained on.
+        others = np.setdiff1d(positions, sample.positions, assume_unique=True)
+        pool = others if len(others) >= max(index.nlist, n // 2) else positions
+        enough = min(len(pool), _TRAINING_PER_CELL * index.nlist)
+        picks = np.sort(rng.choice(pool, enough, replace=False))
         index.train(units(vectors.gather(picks)))
         _add(index, vectors, positions)
         return cls._tuned(index, Meta(code, n, n, recall, False, ()), sample)
@@ -150,7 +175,8 @@ class IvfIndex:
         draft = cls(index, meta)
 
         def nearest(queries: Rows, nprobe: int, depth: int) -> Positions:
-            return draft._probe(units(queries), nprobe, depth, None)[0]
+            normed = units(queries)
+            return draft._scan(normed, draft._nearest_cells(normed, nprobe), depth, None)[0]
 
         levels, reached = tune(sample, nearest, index.nlist, rows, meta.goal, _COSTS[meta.code])
         meta = dataclasses.replace(meta, tuned_rows=rows, levels=levels, reached=reached)
@@ -194,7 +220,7 @@ class IvfIndex:
 
     def positions(self) -> Positions:
         """Return all positions the index holds, sorted."""
-        return np.sort(np.concatenate([np.empty(0, np.int64), *self._ids()]))
+        return np.sort(self._by_cell)
 
     def search(self, queries: Rows, k: int, allowed: Bitmap | None = None) -> list[Candidates]:
         """Return for each query, (m, d) float32, the positions worth an exact comparison.
@@ -208,54 +234,102 @@ class IvfIndex:
         """
         assert k > 0
         share = 1.0 if allowed is None else allowed.count / max(1, allowed.rows)
+        nothing = Candidates(np.empty(0, np.int64), 0)
         if share == 0.0 or self.rows == 0 or not covers(self.meta.levels, k, share):
-            return [Candidates(np.empty(0, np.int64), 0) for _ in queries]
+            return [nothing for _ in queries]
         cells, wanted = plan(self.meta.levels, k, share)
         # More rows in the same cells lie closer together than the estimates can tell apart.
         wanted *= max(1.0, self.rows / self.meta.tuned_rows)
-        nlist = self._index.nlist
-        nprobe = min(nlist, math.ceil(cells))
-        depth = min(self.rows, max(k, math.ceil(wanted)))
+        most = self.rows if allowed is None else min(self.rows, allowed.count)
+        counts = None
+        if allowed is not None and share <= _SHARE_COUNTED:
+            counts = self._counts(allowed)
+            wanted *= _FILTERED_DEPTH
+        depth = min(most, max(k, math.ceil(wanted)))
         faiss.omp_set_num_threads(1)
         normed = units(queries)
-        found = [Candidates(np.empty(0, np.int64), 0)] * len(queries)
+        found = [nothing for _ in queries]
         todo = np.arange(len(queries))
         while True:
-            rows, scanned = self._probe(normed[todo], nprobe, depth, allowed)
+            chosen = (
+                self._nearest_cells(normed[todo], cells)
+                if counts is None
+                else self._filled_cells(
+                    normed[todo], counts, cells, _FILTERED_CELLS * cells * share
+                )
+            )
+            rows, scanned = self._scan(normed[todo], chosen, depth, allowed)
             for i, row, count in zip(todo.tolist(), rows, scanned.tolist(), strict=True):
                 found[i] = Candidates(np.sort(row[row >= 0]), found[i].scanned + count)
             todo = todo[rows[:, -1] < 0]
-            if nprobe == nlist or not todo.size:
+            if cells >= self._index.nlist / share or not todo.size:
                 return found
-            nprobe = min(nlist, 2 * nprobe)
+            cells *= 2
 
-    def _probe(
-        self, normed: Rows, nprobe: int, depth: int, allowed: Bitmap | None
+    def _nearest_cells(self, normed: Rows, cells: float) -> Cells:
+        nprobe = min(self._index.nlist, math.ceil(cells))
+        nearness, chosen = self._index.quantizer.search(normed, nprobe)
+        return Cells(chosen, nearness)
+
+    def _filled_cells(
+        self, normed: Rows, counts: Positions, cells: float, averages: float
+    ) -> Cells:
+        """Choose the nearest cells with allowed rows: `cells` of them, holding enough together.
+
+        Enough is what `averages` cells hold on average. A filter seldom falls evenly: where the
+        query's neighbourhood has few allowed rows, they are spread over more cells.
+        """
+        nearness, chosen = self._index.quantizer.search(normed, self._index.nlist)
+        filled = counts[chosen]
+        before = np.cumsum(filled, axis=1) - filled
+        rank = np.cumsum(filled > 0, axis=1) - 1
+        enough = averages * self.rows / self._index.nlist
+        taken = (filled > 0) & ((rank < cells) | (before < enough))
+        width = max(1, int(taken.sum(axis=1).max()))
+        # The taken ones to the front, still nearest first; FAISS passes over a cell of -1.
+        order = np.argsort(~taken, axis=1, kind="stable")[:, :width]
+        chosen = np.where(taken, chosen, -1)
+        return Cells(
+            np.ascontiguousarray(np.take_along_axis(chosen, order, axis=1)),
+            np.ascontiguousarray(np.take_along_axis(nearness, order, axis=1)),
+        )
+
+    def _counts(self, allowed: Bitmap) -> Positions:
+        """Return how many allowed rows each cell holds: (nlist,) int64; 0.2 ms for 100k rows."""
+        ids = self._by_cell
+        inside = np.zeros(len(ids), np.int64)
+        known = ids < allowed.rows
+        inside[known] = allowed.mask[ids[known]]
+        sums = np.concatenate([[0], np.cumsum(inside)])
+        ends = np.cumsum(self._sizes)
+        counts: Positions = sums[ends] - sums[ends - self._sizes]
+        return counts
+
+    def _scan(
+        self, normed: Rows, cells: Cells, depth: int, allowed: Bitmap | None
     ) -> tuple[Positions, Positions]:
         """Return (queries, depth) positions, best estimate first, -1 where none; codes compared."""
-        index = self._index
-        nearness, cells = index.quantizer.search(normed, nprobe)
+        n, nprobe = cells.chosen.shape
         params = _parameters(self.meta.code, nprobe)
         if allowed is not None:
             params.sel = _selector(allowed.bits)
-        n = len(normed)
         close = np.empty((n, depth), np.float32)
         rows = np.empty((n, depth), np.int64)
         # Given the cells, so that they can be counted; FAISS's own counters mix all threads. The
         # Python wrapper of this method takes no parameters, so the bare one is called.
         pointer = faiss.swig_ptr
-        index.search_preassigned_c(  # type: ignore[attr-defined]
+        self._index.search_preassigned_c(  # type: ignore[attr-defined]
             n,
             pointer(normed),
             depth,
-            pointer(cells),
-            pointer(nearness),
+            pointer(cells.chosen),
+            pointer(cells.nearness),
             pointer(close),
             pointer(rows),
             False,
             params,
         )
-        return rows, self._sizes[cells].sum(axis=1)
+        return rows, np.where(cells.chosen < 0, 0, self._sizes[cells.chosen]).sum(axis=1)
 
     def _ids(self) -> list[Positions]:
         """Return each cell's positions, as views of the index's own memory."""

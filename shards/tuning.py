@@ -23,7 +23,8 @@ SAMPLES = 256
 LEVELS = (10, 40, 160, 640, 2_560, 10_240)
 """Tuned at 10; a larger top_k, or a filter that thins out the neighbours, needs the others."""
 _ROWS_PER_K = 16
-"""Up to a 16th of the rows: where more are asked for, exact search costs no more."""
+"""Up to a 16th of the rows: where more are asked for, exact search costs no more. In small indexes
+up to a quarter, so that tests meet them."""
 _SAMPLES_VALUES = 10_240
 """Of the deeper levels each sample says more; k times the samples is at most this, but 16 at least.
 """
@@ -71,7 +72,7 @@ class Sample:
         rng.shuffle(picks)
         queries = vectors.gather(picks)
         allowed = None if len(positions) == len(vectors) else positions
-        ks = level_ks(len(positions))
+        ks = level_ks(max(2, len(positions)))
         found: list[Scored] = []
         for low in range(0, len(picks), 32):
             # Itself beside the k; and only the first queries are asked for the deepest k.
@@ -101,14 +102,16 @@ def tune(
 
 
 def level_ks(rows: int) -> list[int]:
-    """Return the k of LEVELS that so many rows are tuned for; at least one."""
-    deep = [k for k in LEVELS if k * _ROWS_PER_K <= rows]
-    return deep or [max(1, min(LEVELS[0], rows - 1))]
+    """Return the k that an index of so many rows, at least two, is tuned for; at least one."""
+    top = max(min(LEVELS[0], rows - 1), min(LEVELS[2], rows // 4), rows // _ROWS_PER_K)
+    ks = {k for k in LEVELS if k <= top}
+    # In a large index the next level would cost more than those who ask for so many can gain.
+    return sorted(ks | {top}) if top < LEVELS[3] else sorted(ks)
 
 
 def covers(levels: Sequence[Level], k: int, share: float) -> bool:
     """Tell whether `plan` can answer for this k from what was measured."""
-    return k <= 2 * levels[-1].k * share
+    return k <= levels[-1].k * share
 
 
 def plan(levels: Sequence[Level], k: int, share: float) -> tuple[float, float]:
@@ -116,22 +119,17 @@ def plan(levels: Sequence[Level], k: int, share: float) -> tuple[float, float]:
 
     The k nearest of a tenth of the rows lie about as far out as the 10 k nearest of all, so cells
     are chosen for k / share; of the candidates only the allowed ones are kept. Between the levels
-    both are interpolated, and beyond them extended, as powers of k. Not rounded or bounded.
+    both are interpolated as powers of k. Not rounded or bounded.
     """
-    assert 0 < share <= 1
+    assert covers(levels, k, share)
     nprobe, depth = _at(levels, k / share)
     return nprobe, max(_at(levels, k)[1], depth * share)
 
 
 def _at(levels: Sequence[Level], k: float) -> tuple[float, float]:
-    first = levels[0]
-    if k <= first.k:
-        return first.nprobe, first.depth
-    if len(levels) == 1:
-        # There is no slope to extend: as many times deeper as k is larger.
-        return first.nprobe * k / first.k, first.depth * k / first.k
-    pairs = list(itertools.pairwise(levels))
-    low, high = next((pair for pair in pairs if k <= pair[1].k), pairs[-1])
+    if k <= levels[0].k:
+        return levels[0].nprobe, levels[0].depth
+    low, high = next(pair for pair in itertools.pairwise(levels) if k <= pair[1].k)
     power = math.log(k / low.k) / math.log(high.k / low.k)
     nprobe = low.nprobe * max(1.0, high.nprobe / low.nprobe) ** power
     return nprobe, low.depth * max(1.0, high.depth / low.depth) ** power
