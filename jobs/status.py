@@ -1,0 +1,126 @@
+"""`mindgrid status`: what a running server holds, and in which processes."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from mindgrid.cluster import port
+from mindgrid.cluster.coordinator import CoordinatorStatus, RayDirectory
+from mindgrid.cluster.port import HostStatus
+from mindgrid.cluster.process import Process
+from mindgrid.cluster.remote import RAY_NAMESPACE
+from mindgrid.cluster.session import reachable
+from mindgrid.cluster.supervisor import ServerRecord, running_server
+from mindgrid.cluster.table import Table as Routing
+from mindgrid.shards.errors import MindgridError, Unavailable
+
+
+def show(storage: Path) -> None:
+    """Print the state of the server on `storage`; raises Unavailable if none runs there."""
+    server = running_server(storage)
+    if server is None:
+        raise Unavailable(
+            f"the server on {storage}", "none is running; start it with `mindgrid serve`"
+        )
+    import ray
+
+    ray.init(
+        address=reachable(server.ray_address),
+        namespace=RAY_NAMESPACE,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    coordinator, table, hosts = asyncio.run(_ask(RayDirectory(RAY_NAMESPACE)))
+    console = Console()
+    console.print(_processes(server, coordinator, hosts))
+    console.print(_shards(table, hosts))
+
+
+async def _ask(
+    directory: RayDirectory,
+) -> tuple[CoordinatorStatus, Routing, dict[str, HostStatus | MindgridError]]:
+    coordinator, table = await asyncio.gather(directory.status(), directory.table(-1, ""))
+
+    async def one(name: str) -> HostStatus | MindgridError:
+        try:
+            return port.decode_status(await directory.port(name).status())
+        except MindgridError as error:
+            return error
+
+    names = [host.name for host in coordinator.hosts]
+    found = await asyncio.gather(*map(one, names))
+    return coordinator, table, dict(zip(names, found, strict=True))
+
+
+def _processes(
+    server: ServerRecord,
+    coordinator: CoordinatorStatus,
+    hosts: dict[str, HostStatus | MindgridError],
+) -> Table:
+    table = Table(
+        "process", "pid", "machine", "memory", "state", title=f"{server.http} {server.state}"
+    )
+    table.add_row("supervisor", *_of(server.supervisor.process), "", "")
+    table.add_row("coordinator", *_of(coordinator.process), "", "")
+    for view in coordinator.hosts:
+        status = hosts[view.name]
+        if isinstance(status, HostStatus):
+            memory = f"{status.rss_bytes / 2**20:.0f} MiB"
+            table.add_row(view.name, *_of(status.health.process), memory, view.trouble or "serves")
+        else:
+            table.add_row(view.name, "", "", "", view.trouble or str(status))
+    for record in server.processes:
+        table.add_row(record.name, *_of(record.process), "", "")
+    return table
+
+
+def _of(process: Process) -> tuple[str, str]:
+    return str(process.pid), process.machine
+
+
+def _shards(routes: Routing, hosts: dict[str, HostStatus | MindgridError]) -> Table:
+    table = Table(title="shards")
+    for name in (
+        "shard",
+        "host",
+        "records",
+        "rows",
+        "tail",
+        "segments",
+        "indexed",
+        "journal",
+        "last commit",
+    ):
+        table.add_column(name, justify="left" if name in ("shard", "host") else "right")
+    reports = {
+        str(report.shard): (name, report)
+        for name, status in hosts.items()
+        if isinstance(status, HostStatus)
+        for report in status.shards
+    }
+    for holding in routes.holdings:
+        for number in range(holding.spec.shards):
+            key = port.ShardKey(holding.spec.key, holding.generation, number)
+            host, report = reports.get(str(key), ("", None))
+            if report is None:
+                table.add_row(str(key), "", "not open: nobody asked for it since the start")
+                continue
+            if report.status is None:
+                table.add_row(str(key), host, report.failure or "opening")
+                continue
+            one = report.status
+            numbers = (one.records, one.rows, one.tail_rows, one.segments, one.indexed_rows)
+            journal = f"{one.journal_groups} / {one.journal_bytes / 2**20:.1f} MiB"
+            table.add_row(str(key), host, *map(str, numbers), journal, _time(one.last_commit))
+    return table
+
+
+def _time(micros: int) -> str:
+    if micros <= 0:
+        return "-"
+    return datetime.fromtimestamp(micros / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
