@@ -32,7 +32,7 @@ _CHUNK_ROWS = 16_384
 _GEMM_QUERIES_MIN = 5
 """From so many queries on, one matrix product is cheaper than a pass over the rows for each."""
 _GEMM_ROWS = 2_048
-_DIRECT_ROWS = 96
+_DIRECT_ROWS = 256
 """So few rows are scored in float64 at once: choosing among them would cost more."""
 
 
