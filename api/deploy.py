@@ -24,8 +24,8 @@ def build(config_file: str) -> serve.Application:
     loaded = settings.load(Path(config_file))
     spec = loaded.grid_spec()
     coordinator.configure(spec)
-    serving.deploy(embedding.spec for embedding in loaded.embeddings().values())
-    return replica.build(loaded, partial(open_grid, spec.storage))
+    models = serving.models(embedding.spec for embedding in loaded.embeddings().values())
+    return replica.build(loaded, partial(open_grid, spec.storage), models)
 
 
 def open_grid(storage: Path) -> Grid:

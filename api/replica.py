@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ray import serve
 
@@ -22,8 +22,14 @@ SWITCH_INTERVAL_S = 0.0005
 class Front:
     """One replica: decodes, routes and merges. Serve asks it for the door once it is built."""
 
-    def __init__(self, open_grid: Callable[[], Grid], body_bytes_max: int, bench: bool) -> None:
-        """Answer from the grid that `open_grid` makes in this process."""
+    def __init__(
+        self, open_grid: Callable[[], Grid], body_bytes_max: int, bench: bool, *models: object
+    ) -> None:
+        """Answer from the grid that `open_grid` makes in this process.
+
+        `models` are handles on the embedding models of the application, which Serve so starts with
+        it; the grid finds them by name, as every other process does.
+        """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._door = Door(open_grid(), body_bytes_max, bench)
 
@@ -32,7 +38,9 @@ class Front:
         return self._door
 
 
-def build(settings: Settings, open_grid: Callable[[], Grid]) -> serve.Application:
+def build(
+    settings: Settings, open_grid: Callable[[], Grid], models: Sequence[serve.Application]
+) -> serve.Application:
     """Return the application; `open_grid` is pickled, and called in each replica.
 
     MINDGRID_BENCH=1 in this process adds the constant route. The replicas ask for no CPU: on two
@@ -45,4 +53,4 @@ def build(settings: Settings, open_grid: Callable[[], Grid]) -> serve.Applicatio
         ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Front))
     bench = os.environ.get("MINDGRID_BENCH") == "1"
-    return deployment.bind(open_grid, settings.server.http.body_bytes_max, bench)
+    return deployment.bind(open_grid, settings.server.http.body_bytes_max, bench, *models)

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-APPLICATION = "mindgrid"
 _HEAD_WAIT_S = 120.0
-_LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 5.0
 
 
 class DriverOrder(msgspec.Struct, frozen=True):
@@ -123,6 +122,8 @@ def _deploy(order: DriverOrder) -> None:
     from ray import serve
     from ray.serve.config import HTTPOptions
 
+    from mindgrid.cluster.embedders.serving import APPLICATION
+
     if not order.deploy and _status() == "RUNNING":
         # Deploying again would replace every replica, for nothing.
         return
@@ -146,6 +147,8 @@ def _status() -> str:
     """Return the application's state in Serve's words, empty if there is none."""
     from ray import serve
 
+    from mindgrid.cluster.embedders.serving import APPLICATION
+
     found = serve.status().applications.get(APPLICATION)
     return "" if found is None else str(found.status.value)
 
@@ -155,6 +158,7 @@ def _take_down(order: DriverOrder) -> None:
     import ray
     from ray import serve
 
+    from mindgrid.cluster.embedders.serving import APPLICATION
     from mindgrid.cluster.remote import RAY_NAMESPACE
 
     serve.delete(APPLICATION)

@@ -1,4 +1,4 @@
-"""Runs a model as a Serve application of its own, and reaches it from any process of the cluster.
+"""Runs a model as a Serve deployment of its own, and reaches it from any process of the cluster.
 
 Front replicas, jobs and drivers then share the model's memory and its batches, and it scales apart
 from them. Serve's handles carry calls over gRPC in throughput-optimized mode, where a replica
@@ -29,41 +29,38 @@ from mindgrid.cluster.embedders.service import build, build_here
 from mindgrid.shards.errors import Exhausted, MindgridError, Unavailable, pack, unpack
 from mindgrid.shards.types import Space
 
-_PREFIX = "embedder-"
-_DEPLOYMENT = "model"
+APPLICATION = "mindgrid"
+"""The name of the one Serve application of a server."""
 
 Reply = bytes | tuple[str, list[str | int | float]]
 
 log = logging.getLogger(__name__)
 
 
-def deploy(specs: Iterable[EmbedderSpec]) -> list[str]:
-    """Run each distinct model that wants its own process; return the names of the applications.
+def models(specs: Iterable[EmbedderSpec]) -> list[serve.Application]:
+    """Return a deployment for each distinct model that wants its own process.
 
-    Blocks until they run; to be called before anything embeds, since what finds no deployment
-    loads the model itself. Applications of models that are no longer asked for are deleted.
+    They are bound into the one application of the server, so that Serve's gRPC proxy, with one
+    application to choose from, needs no metadata to find it.
     """
-    wanted = {app_name(spec): spec for spec in specs if _has_own_process(spec)}
-    for name in serve.status().applications:
-        if name.startswith(_PREFIX) and name not in wanted:
-            serve.delete(name)
-    for name, spec in wanted.items():
-        model = serve.deployment(
-            name=_DEPLOYMENT,
+    wanted = {deployment_name(spec): spec for spec in specs if _has_own_process(spec)}
+    return [
+        serve.deployment(
+            name=name,
             num_replicas=spec.options.replicas,
             # Calls wait in the replica, where they share batches, and not in front of it.
             max_ongoing_requests=WAITING_MAX,
             # Two cores are soon booked out; the operating system shares them better.
             ray_actor_options={"num_cpus": 0},
-        )(EmbedServer)
-        serve.run(model.bind(spec), name=name, route_prefix=None)
-    return sorted(wanted)
+        )(EmbedServer).bind(spec)
+        for name, spec in sorted(wanted.items())
+    ]
 
 
-def app_name(spec: EmbedderSpec) -> str:
-    """Return the application's name: equal for equal specs, in every process."""
+def deployment_name(spec: EmbedderSpec) -> str:
+    """Return the deployment's name: equal for equal specs, in every process."""
     digest = hashlib.sha256(repr(spec).encode()).hexdigest()[:8]
-    return f"{_PREFIX}{spec.space.provider}-{digest}"
+    return f"embedder-{spec.space.provider}-{digest}"
 
 
 async def reach(spec: EmbedderSpec) -> Embedder:
@@ -71,7 +68,9 @@ async def reach(spec: EmbedderSpec) -> Embedder:
     if not _has_own_process(spec) or not ray.is_initialized():
         return await build_here(spec)
     try:
-        handle = await asyncio.to_thread(serve.get_deployment_handle, _DEPLOYMENT, app_name(spec))
+        handle = await asyncio.to_thread(
+            serve.get_deployment_handle, deployment_name(spec), APPLICATION
+        )
     except RayServeException:
         log.info("%s has no deployment; it runs in this process", spec)
         return await build_here(spec)
