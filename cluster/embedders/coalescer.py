@@ -18,8 +18,9 @@ from mindgrid.cluster.embedders.protocol import Embedder, Vectors
 from mindgrid.shards.errors import Exhausted, MindgridError, Unavailable
 from mindgrid.shards.types import Space
 
-# About 512 tokens, a tenth of a second on one core: what a query may have to wait for.
-BATCH_CHARS = 2_048
+# About 128 tokens, a twentieth of a second on one core: what a query waits for twice at most. More
+# would make no batch faster (cluster/embedders/local.py).
+BATCH_CHARS = 512
 BATCH_TEXTS = 32
 WAITING_MAX = 2_048
 
