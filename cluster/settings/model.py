@@ -533,6 +533,7 @@ class Settings(BaseSettings):
                 driver=drivers[space.backend or self.backends[0].name],
                 shards=space.shards,
                 cache_size=embeddings[key].cache_size,
+                embedder=embeddings[key].spec.options,
             )
 
 

@@ -119,6 +119,15 @@ def test_everything_but_auth_and_namespaces_has_a_default(files: Files) -> None:
     assert embedding.spec.options == EmbedderOptions()
 
 
+def test_the_cluster_is_told_how_a_model_is_reached(files: Files) -> None:
+    options = "options: {timeout: 5s, replicas: 3, path: models}"
+    settings = files.load(SMALL.replace("dimensions: 8", f"dimensions: 8, {options}"))
+    (spec,) = settings.grid_spec().namespaces
+    assert (spec.embedder.timeout_s, spec.embedder.replicas) == (5.0, 3)
+    assert spec.embedder.path == str(Path("models").absolute())
+    assert spec.embedder == settings.embeddings()[spec.key].spec.options
+
+
 def test_settings_and_specs_survive_pickling(files: Files) -> None:
     settings = files.load(SMALL)
     assert pickle.loads(pickle.dumps(settings)) == settings
