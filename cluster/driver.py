@@ -77,8 +77,6 @@ def main(argument: str) -> None:
     order = msgspec.json.decode(argument, type=DriverOrder)
     watch_parent(lambda: _abandon(order))
     signal.signal(signal.SIGTERM, _leave)
-    # Ctrl-C reaches the whole foreground; the supervisor decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         _report(order, DriverReport(Stage.JOINING))
         _join(order)

@@ -12,7 +12,9 @@ stays small, and `ray start` may load this module.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import os
 import secrets
 import shlex
@@ -205,7 +207,13 @@ class Session:
 
 
 def session_of(storage: Path, host: str) -> Session:
-    """Return the session of a storage folder, with a new life."""
+    """Return the session of a storage folder, with a new life.
+
+    Raises ConfigError for a loopback address that Ray does not run on.
+    """
+    with contextlib.suppress(ValueError):
+        if host not in _LOOPBACK and ipaddress.ip_address(host).is_loopback:
+            raise ConfigError("server.host", f"write 127.0.0.1; Ray does not run on {host}")
     name = f"{os.getuid()}:{storage.resolve()}"
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return Session(_ROOT / f"mindgrid-{digest}", secrets.token_hex(4), host)

@@ -32,7 +32,7 @@ import msgspec
 from mindgrid.cluster.driver import DriverOrder, DriverReport, Stage
 from mindgrid.cluster.orphans import end_session, is_running, processes_of
 from mindgrid.cluster.process import Process, this_process
-from mindgrid.cluster.session import Ports, is_free, session_of
+from mindgrid.cluster.session import MARK, Ports, is_free, session_of
 from mindgrid.shards.errors import ConfigError, StorageLocked, Unavailable, unpack
 from mindgrid.shards.lock import FolderLock
 
@@ -61,6 +61,8 @@ class ServerOptions:
     """How long requests under way may take after SIGTERM."""
     attempts: int = 3
     """How often a part may fail before the server has once been ready; afterwards for ever."""
+    ready_wait_s: float = 300.0
+    """How long that may take."""
     pause_first_s: float = 0.5
     pause_most_s: float = 30.0
 
@@ -178,7 +180,7 @@ class Supervisor:
         self._run = self._storage / "run"
         self._session = session_of(self._storage, options.host)
         self._ports: Ports | None = None
-        self._env = dict(os.environ)
+        self._env = {**os.environ, MARK: self._session.mark}
         self._head = self._child("head")
         self._driver = self._child("driver")
         self._stopping = threading.Event()
@@ -187,6 +189,7 @@ class Supervisor:
         self._deployed = False
         self._state = State.STARTING
         self._next_record = 0.0
+        self._give_up_at = 0.0
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second one cuts the draining short.
@@ -219,7 +222,9 @@ class Supervisor:
         recorded = [record.process for record in before.processes] if before else []
         if ended := end_session(self._session, recorded):
             log.warning("ended %d processes that outlived their server", ended)
-        if not is_free(self._options.host, self._options.http_port):
+        # In a cluster of others the door may be our own, still open.
+        free = self._options.address or is_free(self._options.host, self._options.http_port)
+        if not free:
             raise ConfigError(
                 "server.http.port",
                 f"{self._options.http_port} is in use; choose another or stop what listens there",
@@ -227,6 +232,7 @@ class Supervisor:
         self._session.prepare()
         for child in (self._head, self._driver):
             child.log_file.unlink(missing_ok=True)
+        self._give_up_at = time.monotonic() + self._options.ready_wait_s
 
     def _tend(self) -> None:
         if self._head.has_ended():
@@ -244,6 +250,8 @@ class Supervisor:
             self._start_head()
         if self._driver.is_due():
             self._start_driver()
+        if time.monotonic() > self._give_up_at:
+            self._give_up(self._driver, f"not ready within {self._options.ready_wait_s:g} s")
         if self._report().stage is Stage.RUNNING:
             self._deployed = True
             self._look_at_health()
@@ -329,12 +337,13 @@ class Supervisor:
         log.error("%s", error)
 
     def _give_up_after_too_many(self, child: _Child) -> None:
-        if not self._ready_once and child.failures >= self._options.attempts:
-            raise Unavailable(
-                f"the server ({child.name})",
-                f"it ended {child.failures} times; the end of {child.log_file}:\n"
-                f"{child.last_words()}",
-            )
+        if child.failures >= self._options.attempts:
+            self._give_up(child, f"it ended {child.failures} times")
+
+    def _give_up(self, child: _Child, reason: str) -> None:
+        if not self._ready_once:
+            words = f"{reason}; the end of {child.log_file}:\n{child.last_words()}"
+            raise Unavailable(f"the server ({child.name})", words)
 
     def _record(self) -> None:
         """Write server.json; readers see the old one or the new one."""

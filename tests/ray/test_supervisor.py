@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -88,7 +89,9 @@ class Server:
         """End it by force, whatever state a failed test left it in."""
         self.process.kill()
         self.process.communicate()
-        end_session(session_of(self.storage, "127.0.0.1"))
+        session = session_of(self.storage, "127.0.0.1")
+        end_session(session)
+        shutil.rmtree(session.folder, ignore_errors=True)
 
 
 def serve(storage: Path, app: str = "build", port: int = 0) -> Server:
