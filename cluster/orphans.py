@@ -59,7 +59,7 @@ def is_running(process: Process) -> bool:
         found = psutil.Process(process.pid)
         # A second's tolerance, as in `process.end`.
         same = abs(found.create_time() - process.started_at) < 1
-        return same and found.status() != psutil.STATUS_ZOMBIE
+        return same and bool(found.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
