@@ -25,12 +25,16 @@ from mindgrid.shards.types import (
     TOP_K_MAX,
     Command,
     Delete,
+    Deleted,
     Draft,
     Predicate,
     PredicateOp,
     Query,
+    Result,
     Selection,
     Space,
+    Upsert,
+    Upserted,
     Vector,
 )
 
@@ -75,6 +79,21 @@ def check_command(command: Command, space: Space) -> None:
         return
     for index, draft in enumerate(command.drafts):
         check_draft(draft, space, index)
+
+
+def check_repeat(command: Command, first: Result) -> None:
+    """Refuse a transaction id that comes back with a command its first result cannot answer.
+
+    What a retry carries is not compared otherwise: it gets the first result, whatever it is.
+    """
+    fits = (
+        isinstance(first, Upserted) and len(first.versions) == len(command.drafts)
+        if isinstance(command, Upsert)
+        else isinstance(first, Deleted)
+    )
+    if not fits:
+        problem = f"{command.transaction_id!r} was used for another request; choose a new one"
+        raise InvalidRequest("transaction_id", problem)
 
 
 def check_draft(draft: Draft, space: Space, index: int) -> None:

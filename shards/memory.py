@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mindgrid.shards.checks import numeric
+from mindgrid.shards.checks import check_repeat, numeric
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found, ShardStatus
@@ -106,7 +106,9 @@ class MemoryShard:
             raise Unavailable("shard", "it is closed")
         self._forget_transactions()
         if command.transaction_id in self._transactions:
-            return self._transactions[command.transaction_id]
+            first = self._transactions[command.transaction_id]
+            check_repeat(command, first)
+            return first
         now = Instant(max(self._clock.now(), self._floor + 1))
         if isinstance(command, Upsert):
             result: Result = self._upsert(command, now)

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from mindgrid.shards import commits, manifest
+from mindgrid.shards.checks import check_repeat
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found, ShardStatus
@@ -95,7 +96,7 @@ class LanceShard:
         create_folder(folder)
         lock = FolderLock(folder)
         try:
-            journal = Journal(lock, epoch)
+            journal = Journal(lock, epoch, _check_named)
             try:
                 return cls._load(lock, journal, config, clock, workers)
             except BaseException:
@@ -115,11 +116,7 @@ class LanceShard:
         workers: Workers,
     ) -> LanceShard:
         folder = lock.folder
-        current = Manifest()
-        if journal.manifest is not None:
-            current = manifest.decode(journal.manifest, folder / JOURNAL_NAME)
-        for name, files in current.folders:
-            verify(folder / name, files)
+        current = _manifest_in(journal)
         named = {name for name, _ in current.folders}
         remove_orphans(folder, named | {path.name for path in folder.iterdir() if path.is_file()})
         store = Store(config)
@@ -277,11 +274,12 @@ class LanceShard:
             for pending in group:
                 transaction_id = pending.command.transaction_id
                 earlier = known.get(transaction_id) or self._remembered(transaction_id)
-                if earlier is not None:
-                    answers.append((pending, earlier))
-                    continue
                 now = Instant(max(self._clock.now(), store.floor + 1))
                 try:
+                    if earlier is not None:
+                        check_repeat(pending.command, earlier)
+                        answers.append((pending, earlier))
+                        continue
                     plan = planner.plan(pending.command, now)
                 except MindgridError as error:
                     answers.append((pending, error))
@@ -399,3 +397,33 @@ class LanceShard:
         with self._queue_lock:
             self._maintaining = False
             self._queue_lock.notify_all()
+
+
+def _check_named(journal: Journal) -> None:
+    """Raise Corruption unless every byte that the manifest names is there, and nothing else is due.
+
+    A log that was cut short may have held a newer manifest. Then what looks like an orphan is
+    sealed data, perhaps all there is, and deleting it would make a lost file a lost shard.
+    """
+    folder, current = journal.folder, _manifest_in(journal)
+    for name, files in current.folders:
+        verify(folder / name, files)
+    unnamed = _unnamed(folder, current)
+    if journal.lost_transactions and unnamed:
+        problem = (
+            f"it was cut short by {journal.lost_transactions} acknowledged transactions, one of "
+            f"which may have named {', '.join(unnamed)} (delete these to go on without them)"
+        )
+        raise Corruption(str(folder / f"{JOURNAL_NAME}-wal"), problem)
+
+
+def _manifest_in(journal: Journal) -> Manifest:
+    if journal.manifest is None:
+        return Manifest()
+    return manifest.decode(journal.manifest, journal.folder / JOURNAL_NAME)
+
+
+def _unnamed(folder: Path, current: Manifest) -> list[str]:
+    """Return the folders in a shard's folder that its manifest does not name."""
+    named = {name for name, _ in current.folders}
+    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in named)

@@ -176,6 +176,7 @@ def found_view(found: Found) -> object:
     return [record_view(record) for record in found.records], found.instant
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
 def test_every_history_reads_like_the_oracle(workers: Workers) -> None:
     seen: Counter[str] = Counter()
 

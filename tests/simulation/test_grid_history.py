@@ -1,0 +1,188 @@
+"""Over 1, 2 and 5 shards every history gives the same bytes as one shard of the memory driver."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from mindgrid.cluster.client import Grid
+from mindgrid.cluster.host import Opened, open_shard
+from mindgrid.cluster.local import LocalCluster
+from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, NamespaceSpec
+from mindgrid.shards.clock import Instant
+from mindgrid.shards.config import Driver
+from mindgrid.shards.driver import Found, SemanticShard
+from mindgrid.shards.errors import MindgridError, Unimplemented
+from mindgrid.shards.memory import MemoryShard
+from mindgrid.shards.shard import LanceShard
+from mindgrid.shards.types import (
+    Answer,
+    Command,
+    Delete,
+    Deleted,
+    Selection,
+    Stamp,
+    Upsert,
+    Upserted,
+    Want,
+)
+from tests.simulation.test_shard_history import CONFIG, RAM, outcome, record_view, view
+from tests.support.clocks import TurnedClock
+from tests.support.histories import (
+    Compact,
+    Get,
+    Maintain,
+    Operation,
+    Reopen,
+    Search,
+    Turn,
+    histories,
+)
+
+EXACT = dataclasses.replace(CONFIG, exact_rows_max=10_000)
+"""Approximate answers are compared in `test_shard_history`; here every byte has to agree."""
+
+KEY = NamespaceKey("semantic", "h")
+
+
+class Grids:
+    """A grid over `shards` shards on disk beside one shard of the oracle, under one clock."""
+
+    def __init__(self, storage: Path, shards: int, seen: Counter[str]) -> None:
+        self.clock = TurnedClock()
+        self.oracle = MemoryShard(EXACT, self.clock)
+        self._seen = seen
+        self._opened: list[SemanticShard] = []
+        namespace = NamespaceSpec(KEY, EXACT, Driver.LANCE, shards)
+        spec = GridSpec(storage, (namespace,), 2, Bounds(skew_max_s=3600.0))
+        self.cluster = LocalCluster(spec, self._open, self.clock)
+        self.grid = Grid(self.cluster, None, self.clock)
+
+    def _open(self, opened: Opened) -> SemanticShard:
+        shard = open_shard(opened)
+        self._opened.append(shard)
+        return shard
+
+    async def close(self) -> None:
+        await self.grid.close()
+        await self.cluster.close()
+        for shard in self._opened:
+            assert isinstance(shard, LanceShard)
+            self._seen.update(shard.counters)
+
+    async def do(self, operation: Operation) -> None:
+        # Each operation has an instant of its own, so that the shards of a batch agree on it.
+        self.clock.turn(1_000)
+        match operation:
+            case Upsert() | Delete():
+                await self._write(operation)
+            case Turn(micros):
+                self.clock.turn(max(0, micros))
+            case Maintain():
+                for shard in self._running():
+                    await asyncio.to_thread(shard.maintain)
+            case Compact():
+                for shard in self._running():
+                    await asyncio.to_thread(shard.compact)
+            case Reopen():
+                for name in list(self.cluster.hosts):
+                    await self.cluster.restart(name)
+            case Search():
+                await self._search(operation)
+            case Get():
+                await self._get(operation)
+
+    def _running(self) -> list[LanceShard]:
+        # A shard that was closed by a restart refuses maintenance without a word.
+        return [
+            shard
+            for shard in self._opened
+            if isinstance(shard, LanceShard)
+            and not isinstance(
+                shard.get((), Selection(), Want.ID, Stamp(self.clock.now())), MindgridError
+            )
+        ]
+
+    async def _write(self, command: Command) -> None:
+        # An id that is used twice for two batches is remembered shard by shard.
+        command = dataclasses.replace(command, transaction_id="")
+        try:
+            found: object = await self._commit(command)
+        except Unimplemented:
+            self._seen["unimplemented"] += 1
+            return
+        except MindgridError as error:
+            found = str(error)
+        self._seen["writes"] += 1
+        assert found == outcome(self.oracle, command)
+
+    async def _commit(self, command: Command) -> Upserted | Deleted:
+        if isinstance(command, Upsert):
+            _, upserted = await self.grid.upsert("h", command.drafts, command.transaction_id)
+            return upserted
+        return await self.grid.delete("h", command.id, command.hard, command.transaction_id)
+
+    async def _search(self, search: Search) -> None:
+        selection = dataclasses.replace(
+            search.query.selection,
+            as_of=self._ago(search.as_of_ago),
+            known_at=self._ago(search.known_at_ago),
+        )
+        query = dataclasses.replace(search.query, selection=selection)
+        expected = self.oracle.search([query], Stamp(self.clock.now()))[0]
+        assert isinstance(expected, Answer)
+        assert view(await self.grid.search("h", query)) == view(expected)
+        self._seen["searches"] += 1
+
+    async def _get(self, get: Get) -> None:
+        selection = Selection(
+            known_at=self._ago(get.known_at_ago), include_invalidated=get.include_invalidated
+        )
+        want = Want.VALUES | Want.PAYLOAD | Want.VECTOR
+        expected = self.oracle.get(get.ids, selection, want, Stamp(self.clock.now()))
+        assert isinstance(expected, Found)
+        found = await self.grid.get("h", get.ids, want, selection)
+        assert [record_view(r) for r in found] == [record_view(r) for r in expected.records]
+
+    def _ago(self, micros: int | None) -> Instant | None:
+        return None if micros is None else Instant(self.clock.now() - micros)
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_every_history_reads_like_one_shard_of_the_oracle(shards: int) -> None:
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=14,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate],
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(histories)
+    def run(history: list[Operation]) -> None:
+        async def main(storage: Path) -> None:
+            grids = Grids(storage, shards, seen)
+            await grids.cluster.start()
+            try:
+                for operation in history:
+                    await grids.do(operation)
+                    seen["operations"] += 1
+            finally:
+                await grids.close()
+
+        with tempfile.TemporaryDirectory(dir=RAM) as folder:
+            asyncio.run(main(Path(folder)))
+
+    run()
+    assert seen["operations"] >= 600
+    for path in ("exact", "seals", "writes", "searches"):
+        assert seen[path] > 0, f"no history took the path {path}: {dict(seen)}"
