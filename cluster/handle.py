@@ -8,13 +8,12 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import ray
-
 from mindgrid.cluster.client import Embeds, Grid
 from mindgrid.cluster.coordinator import RayDirectory
 from mindgrid.cluster.embedders.protocol import EmbedderSpec, Embedding, Vectors
 from mindgrid.cluster.embedders.service import EmbedService
 from mindgrid.cluster.embedders.serving import reach
+from mindgrid.cluster.joining import join
 from mindgrid.cluster.port import Directory
 from mindgrid.cluster.remote import RAY_NAMESPACE
 from mindgrid.cluster.spec import NamespaceKey
@@ -145,10 +144,11 @@ def connect(
     """Return a handle on the mindgrid of a Ray cluster.
 
     Inside a task or an actor, or after `ray.init`, the cluster is the one already joined and
-    `address` is not looked at. With `storage`, the server's storage folder, a coordinator that is
-    missing is started. `embedders` replaces those that the configuration names.
+    `address` is not looked at; else it is the one in the server's line `ready … ray <address>`.
+    With `storage`, the server's storage folder, "auto" finds the server that runs on it, and a
+    coordinator that is missing is started. `embedders` replaces those that the configuration
+    names. Raises Unavailable if there is no such cluster.
     """
-    if not ray.is_initialized():
-        ray.init(address=address, namespace=ray_namespace, log_to_driver=False)
+    join(address, ray_namespace, storage)
     directory = RayDirectory(ray_namespace, storage)
     return Handle(directory, embedders or TableEmbedders(directory))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -182,24 +183,19 @@ def _index(console: Console, server: _Server, texts: list[Docstring]) -> None:
 
 
 def _ask(console: Console, server: _Server) -> dict[str, list[_Hit]]:
-    table = Table("question", "score", "found", "what it says", "ms", title="Five questions")
+    table = Table(title="Five questions", box=SIMPLE_HEAD, show_header=False)
+    table.add_column(justify="right")
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column(no_wrap=True, overflow="ellipsis")
     answers: dict[str, list[_Hit]] = {}
     for question in QUESTIONS:
         started = time.perf_counter()
         answers[question] = server.search(question)
         took_ms = 1000 * (time.perf_counter() - started)
-        for rank, hit in enumerate(answers[question]):
-            said = hit.content.removeprefix(f"{hit.id}: ")
-            said = said if len(said) <= 60 else said[:59] + "…"
-            first = rank == 0
-            table.add_row(
-                question if first else "",
-                f"{hit.score:.3f}",
-                hit.id,
-                said,
-                f"{took_ms:.0f}" if first else "",
-                end_section=rank == len(answers[question]) - 1,
-            )
+        table.add_row(f"[dim]{took_ms:.0f} ms[/]", "", f"[bold]{question}[/]")
+        for hit in answers[question]:
+            table.add_row(f"{hit.score:.3f}", hit.id, hit.content.removeprefix(f"{hit.id}: "))
+        table.add_section()
     console.print(table)
     return answers
 
@@ -215,7 +211,8 @@ def _revise(console: Console, server: _Server) -> None:
     server.call("Upsert", {"records": [{**new, "supersedes": ["fact-1"]}]})
     now = server.search(question, topK=1)
     then = server.search(question, topK=1, asOf=before)
-    table = Table("asked", "answer", title="A fact is revised: fact-2 supersedes fact-1")
+    title = "A fact is revised: fact-2 supersedes fact-1"
+    table = Table("asked", "answer", title=title, box=SIMPLE_HEAD)
     table.add_row("now", f"{now[0].id}: {now[0].content}")
     table.add_row(f"as of {before[11:23]}", f"{then[0].id}: {then[0].content}")
     console.print(table)

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD as PLAIN
 from rich.console import Console
 from rich.table import Table
 
 from mindgrid.cluster import port
 from mindgrid.cluster.coordinator import CoordinatorStatus, RayDirectory
+from mindgrid.cluster.joining import join
 from mindgrid.cluster.port import HostStatus
 from mindgrid.cluster.process import Process
 from mindgrid.cluster.remote import RAY_NAMESPACE
-from mindgrid.cluster.session import reachable
 from mindgrid.cluster.supervisor import ServerRecord, running_server
 from mindgrid.cluster.table import Table as Routing
-from mindgrid.shards.errors import MindgridError, Unavailable
+from mindgrid.shards.errors import MindgridError
 
 
 def show(storage: Path) -> None:
     """Print the state of the server on `storage`; raises Unavailable if none runs there."""
+    join("auto", RAY_NAMESPACE, storage)
     server = running_server(storage)
-    if server is None:
-        raise Unavailable(
-            f"the server on {storage}", "none is running; start it with `mindgrid serve`"
-        )
-    import ray
-
-    ray.init(
-        address=reachable(server.ray_address),
-        namespace=RAY_NAMESPACE,
-        log_to_driver=False,
-        configure_logging=False,
-    )
+    assert server is not None, "it was joined just now"
     coordinator, table, hosts = asyncio.run(_ask(RayDirectory(RAY_NAMESPACE)))
-    console = Console()
+    # A pipe has no width of its own; wide enough that no name is cut.
+    console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(_processes(server, coordinator, hosts))
     console.print(_shards(table, hosts))
 
@@ -63,40 +56,45 @@ def _processes(
     hosts: dict[str, HostStatus | MindgridError],
 ) -> Table:
     table = Table(
-        "process", "pid", "machine", "memory", "state", title=f"{server.http} {server.state}"
+        "process",
+        "pid",
+        "machine",
+        "memory",
+        "state",
+        title=f"{server.http} {server.state}",
+        box=PLAIN,
     )
-    table.add_row("supervisor", *_of(server.supervisor.process), "", "")
-    table.add_row("coordinator", *_of(coordinator.process), "", "")
+
+    def add(name: str, process: Process, memory: str, state: str) -> None:
+        # The machine's own name; what follows it tells one boot of it from the next.
+        machine = process.machine.partition("/")[0]
+        table.add_row(name, str(process.pid), machine, memory, state)
+
+    add("supervisor", server.supervisor.process, "", str(server.state))
+    add("coordinator", coordinator.process, "", "serves")
     for view in coordinator.hosts:
         status = hosts[view.name]
         if isinstance(status, HostStatus):
             memory = f"{status.rss_bytes / 2**20:.0f} MiB"
-            table.add_row(view.name, *_of(status.health.process), memory, view.trouble or "serves")
+            add(view.name, status.health.process, memory, view.trouble or "serves")
         else:
             table.add_row(view.name, "", "", "", view.trouble or str(status))
     for record in server.processes:
-        table.add_row(record.name, *_of(record.process), "", "")
+        if not record.name.startswith(_ACTORS):
+            add(record.name, record.process, "", "")
     return table
 
 
-def _of(process: Process) -> tuple[str, str]:
-    return str(process.pid), process.machine
+_ACTORS = ("ray::Coordinator", "ray::HostActor")
+"""Listed under their own names."""
 
 
 def _shards(routes: Routing, hosts: dict[str, HostStatus | MindgridError]) -> Table:
-    table = Table(title="shards")
-    for name in (
-        "shard",
-        "host",
-        "records",
-        "rows",
-        "tail",
-        "segments",
-        "indexed",
-        "journal",
-        "last commit",
-    ):
-        table.add_column(name, justify="left" if name in ("shard", "host") else "right")
+    table = Table(title="shards", box=PLAIN)
+    for name in ("shard", "host"):
+        table.add_column(name, no_wrap=True)
+    for name in ("records", "rows", "tail", "segments", "indexed", "journal", "last commit"):
+        table.add_column(name, justify="right", no_wrap=True)
     reports = {
         str(report.shard): (name, report)
         for name, status in hosts.items()
@@ -108,10 +106,10 @@ def _shards(routes: Routing, hosts: dict[str, HostStatus | MindgridError]) -> Ta
             key = port.ShardKey(holding.spec.key, holding.generation, number)
             host, report = reports.get(str(key), ("", None))
             if report is None:
-                table.add_row(str(key), "", "not open: nobody asked for it since the start")
+                table.add_row(str(key), "not open yet")
                 continue
             if report.status is None:
-                table.add_row(str(key), host, report.failure or "opening")
+                table.add_row(str(key), f"{host}: {report.failure or 'opening'}")
                 continue
             one = report.status
             numbers = (one.records, one.rows, one.tail_rows, one.segments, one.indexed_rows)
