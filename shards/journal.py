@@ -50,7 +50,7 @@ import sqlite3
 import struct
 import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +118,13 @@ class Journal:
     prefix, and a warning was logged.
     """
 
-    def __init__(self, lock: FolderLock, epoch: int) -> None:
+    def __init__(
+        self, lock: FolderLock, epoch: int, accept: Callable[[Journal], None] | None = None
+    ) -> None:
         """Open or create the journal of the locked folder, verify all of it, store `epoch`.
+
+        `accept` is called with the verified journal before the first write and may refuse by
+        raising: for what the manifest names and the journal cannot check.
 
         Raises Corruption, Moved (a higher epoch is stored), FormatTooNew, Unavailable (disk full,
         too many open files, …) or StorageLocked. After an error nothing is open, and nothing that
@@ -140,13 +145,21 @@ class Journal:
         self._mark_fd = -1
         try:
             mark = self._prepare_files()
-            self._db = self._connect()
+            # For reading, until all is verified: whoever may write moves the WAL into the main
+            # file on closing, and so would change a journal that is refused.
+            self._db = self._connect("ro")
         except OSError as error:
             raise files.unavailable(self._path, error) from error
         try:
-            self._mark_fd = os.open(self.folder / MARK_NAME, os.O_WRONLY)
             self._verify()
             self._report_loss(mark)
+            if accept is not None:
+                accept(self)
+            self._db.close()
+            self._db = self._connect("rw")
+            for pragma in _PRAGMAS:
+                self._db.execute(pragma)
+            self._mark_fd = os.open(self.folder / MARK_NAME, os.O_WRONLY)
             self._empty_wal()
             self._take_over(epoch)
         except sqlite3.Error as error:
@@ -329,10 +342,10 @@ class Journal:
         files.sync(self.folder)
         faults.reach("journal.create.after_rename")
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, mode: str) -> sqlite3.Connection:
         try:
             db = sqlite3.connect(
-                f"{self._path.absolute().as_uri()}?mode=rw",
+                f"{self._path.absolute().as_uri()}?mode={mode}",
                 timeout=BUSY_S,
                 isolation_level=None,
                 check_same_thread=False,
@@ -345,8 +358,6 @@ class Journal:
 
     def _verify(self) -> None:
         """Read everything that is stored, or raise Corruption."""
-        for pragma in _PRAGMAS:
-            self._db.execute(pragma)
         head = self._read_head()
         schema = self._db.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall()
         if schema != _SCHEMA:
