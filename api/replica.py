@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -43,8 +42,7 @@ def build(
 ) -> serve.Application:
     """Return the application; `open_grid` is pickled, and called in each replica.
 
-    MINDGRID_BENCH=1 in this process adds the constant route. The replicas ask for no CPU: on two
-    cores one each would leave none for the hosts.
+    The replicas ask for no CPU: on two cores one each would leave none for the hosts.
     """
     deployment = serve.deployment(
         name="front",
@@ -52,5 +50,5 @@ def build(
         max_ongoing_requests=ONGOING_REQUESTS_MAX,
         ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Front))
-    bench = os.environ.get("MINDGRID_BENCH") == "1"
-    return deployment.bind(open_grid, settings.server.http.body_bytes_max, bench, *models)
+    body_bytes_max = settings.server.http.body_bytes_max
+    return deployment.bind(open_grid, body_bytes_max, settings.bench, *models)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from mindgrid.cluster.table import Holding, Seat, Table
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import Driver
 from mindgrid.shards.errors import ConfigError, Corruption, Unavailable
+from mindgrid.shards.files import write_atomically
 from mindgrid.shards.lock import FolderLock
 
 FORMAT = 1
@@ -248,14 +248,8 @@ class Catalog:
     def _write(self, state: _State) -> None:
         assert self._lock.is_held(), "the catalog is only written under its lock"
         body = msgspec.json.format(msgspec.json.encode(state), indent=1)
-        beside = self._path.with_suffix(".new")
         with _naming(self._path):
-            with open(beside, "wb") as file:
-                file.write(_digest(body) + b"\n" + body)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self._path)
-            _sync_folder(self._path.parent)
+            write_atomically(self._path, _digest(body) + b"\n" + body)
         self._state = state
 
 
@@ -290,14 +284,6 @@ def _check_fits(stored: NamespaceSpec, wanted: NamespaceSpec) -> None:
 
 def _digest(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -184,8 +184,8 @@ def _index(console: Console, server: _Server, texts: list[Docstring]) -> None:
 
 def _ask(console: Console, server: _Server) -> dict[str, list[_Hit]]:
     table = Table(title="Five questions", box=SIMPLE_HEAD, show_header=False)
-    table.add_column(justify="right")
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=28)
+    table.add_column(justify="right", min_width=6)
+    table.add_column(no_wrap=True, overflow="ellipsis", min_width=26, max_width=26)
     table.add_column(no_wrap=True, overflow="ellipsis")
     answers: dict[str, list[_Hit]] = {}
     for question in QUESTIONS:

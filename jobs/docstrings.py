@@ -12,7 +12,7 @@ from pathlib import Path
 _SKIPPED = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "tkinter", "encodings"}
 )
-_CHARS_MIN, _CHARS_MAX = 60, 600
+_CHARS_MIN, _CHARS_MAX = 40, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,15 @@ def sources() -> list[Path]:
 
 
 def docstrings(source: Path) -> Iterator[Docstring]:
-    """Yield the public docstrings of one file; the file is read, never imported."""
+    """Yield the first paragraphs of a file's public docstrings; it is read, never imported."""
     root = Path(sysconfig.get_path("stdlib"))
     module = ".".join(source.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old escapes in the library's own strings
         tree = ast.parse(source.read_bytes())
     for name, kind, node in _public(tree, ""):
-        text = " ".join((ast.get_docstring(node) or "").split())[:_CHARS_MAX]
+        summary = (ast.get_docstring(node) or "").partition("\n\n")[0]
+        text = " ".join(summary.split())[:_CHARS_MAX]
         if len(text) >= _CHARS_MIN:
             yield Docstring(f"{module}:{name}", module, kind, text)
 

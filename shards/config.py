@@ -37,7 +37,9 @@ class ShardConfig:
     `recall` is what an approximate answer's top 10 must reach on average; up to
     `exact_rows_max` allowed rows every answer is exact. `seal_rows` tail rows become a segment;
     `index_rows_min` sealed rows get an IVF; `merge_fanout` segments of a tier become one. A tail
-    smaller than `seal_rows` is sealed after `seal_after_s` too, once it is worth a segment.
+    smaller than `seal_rows` is sealed after `seal_after_s` too, once it is an eighth of that, and
+    a journal of `journal_bytes_max` is sealed whatever it holds. The bytes of hard-deleted records
+    leave the disk after `purge_after_s`, from every answer they are gone at once.
     `skew_max_s` is how far clocks may differ: so long the first commit after an open waits, for
     the reads that the last owner answered.
     """
@@ -51,6 +53,7 @@ class ShardConfig:
     exact_rows_max: int = 20_000
     index_rows_min: int = 32_768
     merge_fanout: int = 8
+    purge_after_s: float = 3_600.0
     group_rows_max: int = 16_384
     transactions_kept_s: float = 600.0
     skew_max_s: float = 0.25

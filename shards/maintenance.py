@@ -169,7 +169,7 @@ class Maintenance:
             )
             store.relayout()
             store.counters["merges"] += 1
-        _delete_when_unused(merged)
+        _delete_when_unused(merged if info.files else [*merged, fresh])
         if len(gone):
             self._journal.checkpoint_wal()
             if index is not None:

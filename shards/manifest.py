@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from mindgrid.shards.errors import Corruption
+from mindgrid.shards.errors import Corruption, FormatTooNew
 from mindgrid.shards.files import FileDigest
 from mindgrid.shards.segments import SegmentInfo
 
@@ -51,14 +51,14 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(blob: bytes, journal: Path) -> Manifest:
-    """Return the manifest in these bytes; raises Corruption naming the journal they came from."""
+    """Return the manifest in these bytes; raises Corruption naming the journal they came from, and
+    FormatTooNew."""
     try:
         manifest = msgspec.json.decode(blob, type=Manifest)
     except msgspec.MsgspecError as error:
         raise Corruption(str(journal), f"its manifest cannot be read: {error}") from error
     if manifest.format > FORMAT:
-        problem = f"format {manifest.format} is newer than {FORMAT}, the newest this version reads"
-        raise Corruption(str(journal), problem)
+        raise FormatTooNew(str(journal), manifest.format, FORMAT)
     return manifest
 
 

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from mindgrid.shards.checks import check_repeat, numeric
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
@@ -16,6 +14,7 @@ from mindgrid.shards.driver import Found, ShardStatus
 from mindgrid.shards.errors import InvalidRequest, MindgridError, PreconditionFailed, Unavailable
 from mindgrid.shards.scores import cosine
 from mindgrid.shards.types import (
+    NO_VECTOR,
     Answer,
     Command,
     Delete,
@@ -33,8 +32,6 @@ from mindgrid.shards.types import (
     Upserted,
     Want,
 )
-
-_NO_VECTOR = np.empty(0, dtype=np.float32)
 
 
 @dataclass(slots=True)
@@ -266,5 +263,5 @@ def _cut(record: Record, want: Want) -> Record:
     return replace(
         record,
         payload=record.payload if want & Want.PAYLOAD else b"",
-        vector=record.vector if want & Want.VECTOR else _NO_VECTOR,
+        vector=record.vector if want & Want.VECTOR else NO_VECTOR,
     )

@@ -83,6 +83,9 @@ class LanceShard:
         self._commits_from_s = time.monotonic() + config.skew_max_s
         self._last_seal_s = time.monotonic()
         self._last_trim = Instant(0)
+        self._erased_since_s: float | None = None
+        self._unsealed_bytes = 0
+        """Of the journal's entries that no segment holds yet; its file may be larger."""
 
     @classmethod
     def open(
@@ -141,6 +144,7 @@ class LanceShard:
 
     def _replay(self, current: Manifest) -> None:
         for entry in self._journal.replay():
+            self._unsealed_bytes += len(entry.payload)
             try:
                 group, vectors = commits.decode_group(entry.payload, self._config.space.dimensions)
             except (msgspec.MsgspecError, ValueError) as error:
@@ -212,7 +216,7 @@ class LanceShard:
 
     def tend(self) -> None:
         """Start maintenance in the background if any is due; hosts call this every few seconds."""
-        if self._due():
+        if self._due() or self._purge_due():
             self._start_maintenance()
 
     def maintain(self) -> None:
@@ -327,6 +331,7 @@ class LanceShard:
             if commit.transaction_id
         ]
         self._journal.append(Entry(group[0].seq, group[-1].seq, rows, payload), transactions)
+        self._unsealed_bytes += len(payload)
 
     def _remembered(self, transaction_id: str) -> Result | None:
         found = self._results.get(transaction_id)
@@ -361,14 +366,23 @@ class LanceShard:
             pending.done.set_exception(error)
 
     def _due(self) -> bool:
-        store = self._store
-        tail, idle_s = len(store.tail_rows), time.monotonic() - self._last_seal_s
-        if tail >= self._config.seal_rows:
-            return True
-        if idle_s < self._config.seal_after_s:
-            return False
+        tail, since_s = len(self._store.tail_rows), time.monotonic() - self._last_seal_s
+        # A small tail is cheap to keep and to replay; a segment of it would only be merged soon.
         worth = tail >= max(1, self._config.seal_rows // 8)
-        return worth or self._journal.status().bytes >= self._config.journal_bytes_max
+        return (
+            tail >= self._config.seal_rows
+            or (worth and since_s >= self._config.seal_after_s)
+            or self._unsealed_bytes >= self._config.journal_bytes_max
+        )
+
+    def _purge_due(self) -> bool:
+        """Return whether bytes of hard-deleted records have been on disk for long enough."""
+        if not self._store.rows.erased:
+            self._erased_since_s = None
+            return False
+        if self._erased_since_s is None:
+            self._erased_since_s = time.monotonic()
+        return time.monotonic() - self._erased_since_s >= self._config.purge_after_s
 
     def _start_maintenance(self) -> None:
         with self._queue_lock:
@@ -379,8 +393,14 @@ class LanceShard:
 
     def _maintain(self) -> None:
         try:
-            while self._due() and self._failure is None and self._maintenance.seal():
+            while self._due() and self._failure is None:
+                sealed_bytes = self._unsealed_bytes
+                if not self._maintenance.seal():
+                    break
+                self._unsealed_bytes -= sealed_bytes
                 self._last_seal_s = time.monotonic()
+            if self._purge_due():
+                self._maintenance.compact()
             while self._failure is None and self._maintenance.merge():
                 pass
             while self._failure is None and self._maintenance.index():

@@ -27,10 +27,21 @@ from mindgrid.shards.ivf import Bitmap, IvfIndex
 from mindgrid.shards.rows import Lifecycle, Rows, instants
 from mindgrid.shards.scores import best
 from mindgrid.shards.segments import Segment, StoredRow, Values
-from mindgrid.shards.types import Answer, Hit, Query, Record, Selection, Stamp, Vector, Want
+from mindgrid.shards.types import (
+    NO_VECTOR,
+    Answer,
+    Hit,
+    Query,
+    Record,
+    Selection,
+    Stamp,
+    Vector,
+    Want,
+)
 from mindgrid.shards.vectors import Block, Scored, Tail, Vectors
 
-_NO_VECTOR = np.empty(0, dtype=np.float32)
+READ_WAIT_S = 10.0
+"""How long a read waits for a commit on its way to the disk."""
 _ATTEMPTS_MAX = 8
 """How often a query starts over because a hit was erased under it."""
 
@@ -200,10 +211,14 @@ class Store:
         """Return the instant of a read and keep later commits behind it."""
         instant = stamp.at if stamp.exactly else Instant(max(stamp.at, self.rows.last_commit))
         self.floor = Instant(max(self.floor, instant))
+
         # A commit on its way to the disk already has its time. A read at a later instant would
         # miss it, and the next read at the same instant would not; so it waits for that one group.
-        while self.in_flight is not None and instant >= self.in_flight:
-            self.lock.wait()
+        def behind() -> bool:
+            return self.in_flight is None or instant < self.in_flight
+
+        if not self.lock.wait_for(behind, READ_WAIT_S):
+            raise Unavailable("shard", f"its disk has not synced a commit for {READ_WAIT_S:g} s")
         return instant if stamp.exactly else Instant(max(instant, self.rows.last_commit))
 
     def _instants(self, selection: Selection, instant: Instant) -> tuple[Instant, Instant]:
@@ -346,7 +361,7 @@ def _records(located: Sequence[_Located], want: Want) -> list[Record]:
             )
         else:
             values = source.values(place.offset)
-        vector = place.block.rows[place.offset].copy() if want & Want.VECTOR else _NO_VECTOR
+        vector = place.block.rows[place.offset].copy() if want & Want.VECTOR else NO_VECTOR
         records.append(
             Record(
                 id=place.id,

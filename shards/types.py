@@ -14,6 +14,9 @@ from mindgrid.shards.clock import Instant
 Vector = NDArray[np.float32]
 """float32, one dimension, C-contiguous."""
 
+NO_VECTOR: Vector = np.empty(0, dtype=np.float32)
+"""Stands for a vector that is left out."""
+
 ID_BYTES_MAX = 512
 TOP_K_DEFAULT = 10
 TOP_K_MAX = 10_000
@@ -38,7 +41,7 @@ class Draft:
 
     id: str
     content: str
-    vector: Vector
+    vector: Vector = field(default_factory=lambda: NO_VECTOR)
     payload: bytes = b""
     metadata: Mapping[str, str] = field(default_factory=dict)
     created_at: Instant | None = None
@@ -161,7 +164,7 @@ class Query:
     `vector` has length 0 until the query's text is embedded; a shard takes only embedded queries.
     """
 
-    vector: Vector
+    vector: Vector = field(default_factory=lambda: NO_VECTOR)
     top_k: int = TOP_K_DEFAULT
     selection: Selection = field(default_factory=Selection)
     want: Want = Want.VALUES

@@ -335,7 +335,7 @@ class Engine(Section):
     )
     seal_after: Annotated[Duration, Field(gt=0)] = Field(
         default=_default(ShardConfig, "seal_after_s"),
-        description="Rows in RAM become a segment after this time, however few they are.",
+        description="Rows in RAM become a segment after this time too, once an eighth is there.",
         examples=["60s"],
     )
     exact_rows_max: Annotated[Whole, Field(ge=0, le=100_000_000)] = Field(
@@ -345,6 +345,11 @@ class Engine(Section):
     index_rows_min: Annotated[Whole, Field(ge=1)] = Field(
         default=_default(ShardConfig, "index_rows_min"),
         description="Rows on disk from which a shard gets an approximate index.",
+    )
+    purge_after: Annotated[Duration, Field(ge=0)] = Field(
+        default=_default(ShardConfig, "purge_after_s"),
+        description="The bytes of hard-deleted records leave the disk after this time.",
+        examples=["1h"],
     )
     merge_fanout: Annotated[Whole, Field(ge=2, le=64)] = Field(
         default=_default(ShardConfig, "merge_fanout"),
