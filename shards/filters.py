@@ -32,14 +32,14 @@ class _Key:
         self.numbers: Column[np.float64] = Column(np.float64)
         """By code: the value as float64, NaN where it is no number."""
 
-    def append(self, position: int, value: str) -> None:
+    def code(self, value: str) -> int:
+        """Return the value's code, a new one if it is new."""
         code = self.code_of.get(value)
         if code is None:
             code = self.code_of[value] = len(self.code_of)
             number = numeric(value)
             self.numbers.append(np.nan if number is None else number)
-        self.positions.append(position)
-        self.codes.append(code)
+        return code
 
     def matching(self, predicate: Predicate) -> Positions:
         codes = self.codes.view()
@@ -82,13 +82,22 @@ class MetadataIndex:
     def __init__(self) -> None:
         self._keys: dict[str, _Key] = {}
 
-    def append(self, position: int, metadata: Mapping[str, str]) -> None:
-        """Add one row."""
-        for key, value in metadata.items():
-            column = self._keys.get(key)
-            if column is None:
-                column = self._keys[key] = _Key()
-            column.append(position, value)
+    def extend(self, start: int, rows: Sequence[Mapping[str, str]]) -> None:
+        """Add the rows at the positions `start`, `start` + 1, …"""
+        fresh: dict[str, tuple[list[int], list[int]]] = {}
+        for position, metadata in enumerate(rows, start):
+            for key, value in metadata.items():
+                column = self._keys.get(key)
+                if column is None:
+                    column = self._keys[key] = _Key()
+                if key not in fresh:
+                    fresh[key] = ([], [])
+                positions, codes = fresh[key]
+                positions.append(position)
+                codes.append(column.code(value))
+        for key, (positions, codes) in fresh.items():
+            self._keys[key].positions.extend(np.array(positions, np.int64))
+            self._keys[key].codes.extend(np.array(codes, np.int32))
 
     def matching(
         self, equals: Mapping[str, str], predicates: Sequence[Predicate]

@@ -13,25 +13,24 @@ given once and kept for ever; it rises with the position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mindgrid.shards.clock import NEVER, Instant
 from mindgrid.shards.columns import Column
-from mindgrid.shards.commits import Change, Commit, RowWrite
+from mindgrid.shards.commits import Change, Commit
 from mindgrid.shards.filters import MetadataIndex, Positions
 from mindgrid.shards.plan import Head
-from mindgrid.shards.segments import LoadedColumns
 from mindgrid.shards.types import Selection
 
 Int64s = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Lifecycle:
+class Lifecycle(NamedTuple):
     """What a record's lifecycle columns read at the instant of knowledge asked for."""
 
     created_at: int
@@ -39,6 +38,41 @@ class Lifecycle:
     valid_to: int
     deleted_at: int
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """Rows as they were written, by column, aligned; NEVER for a null time.
+
+    A row whose `committed_at` is NEVER was erased before it was sealed: a hole that only keeps its
+    number, without metadata.
+    """
+
+    numbers: Int64s
+    ids: NDArray[np.object_]
+    versions: Int64s
+    committed_at: Int64s
+    created_at: Int64s
+    valid_from: Int64s
+    valid_to: Int64s
+    deleted_at: Int64s
+    metadata: Sequence[Mapping[str, str]]
+
+    @classmethod
+    def of(cls, commit: Commit) -> RowColumns:
+        """Return the rows of a commit."""
+        rows, first = commit.rows, commit.first_number
+        return cls(
+            numbers=np.arange(first, first + len(rows)),
+            ids=np.array([row.id for row in rows], np.object_),
+            versions=np.array([row.version for row in rows], np.int64),
+            committed_at=np.full(len(rows), commit.at),
+            created_at=np.array([row.created_at for row in rows], np.int64),
+            valid_from=np.array([row.valid_from for row in rows], np.int64),
+            valid_to=np.array([row.valid_to for row in rows], np.int64),
+            deleted_at=np.array([row.deleted_at for row in rows], np.int64),
+            metadata=[row.metadata for row in rows],
+        )
 
 
 class Rows:
@@ -96,72 +130,52 @@ class Rows:
         assert numbers[at] == number
         return at
 
-    def find(self, number: int) -> int | None:
-        """Return where the row stands, None where it was dropped or erased."""
-        numbers = self.numbers.view()
-        at = int(np.searchsorted(numbers, number))
-        held = at < len(numbers) and numbers[at] == number
-        return at if held and self.committed.view()[at] != NEVER else None
+    def places(self, numbers: Int64s) -> Positions | None:
+        """Return where these rows stand, or None if one was dropped or erased."""
+        held = self.numbers.view()
+        if not len(held):
+            return None if len(numbers) else numbers
+        places = np.searchsorted(held, numbers)
+        np.minimum(places, len(held) - 1, out=places)
+        there = (held[places] == numbers) & (self.committed.view()[places] != NEVER)
+        return places if there.all() else None
 
     def apply(self, commit: Commit) -> None:
         """Carry out a resolved commit."""
-        for offset, row in enumerate(commit.rows):
-            self.append(commit.first_number + offset, commit.at, row)
+        if commit.rows:
+            self.add(RowColumns.of(commit))
         for change in commit.changes:
             self.change(commit.at, change)
         for id in commit.erased:
             self._erase_id(id)
         self.last_commit = commit.at
 
-    def append(self, number: int, committed: int, row: RowWrite) -> None:
-        """Add the newest row of an id."""
-        at = len(self.numbers)
-        self.ids.append(row.id)
-        self.numbers.append(number)
-        self.committed.append(committed)
-        self.replaced.append(NEVER)
-        self.created.append(row.created_at)
-        self.valid_from.append(row.valid_from)
-        self.valid_to.append(row.valid_to)
-        self.deleted.append(row.deleted_at)
-        self.versions.append(row.version)
-        self.metadata.append(at, row.metadata)
-        before = self._newest.get(row.id)
-        if before is not None:
-            self._older.setdefault(row.id, []).append(before)
-            replaced_at = self.position(before)
-            self.replaced.view()[replaced_at] = committed
-            self._live.touch(replaced_at)
-        self._newest[row.id] = number
-        self._live.touch(at)
-
-    def load(self, sealed: LoadedColumns) -> None:
-        """Add a segment's rows, as they were written, behind all others.
-
-        A row without a commit time was erased before it was sealed: a hole that keeps its place.
-        """
+    def add(self, rows: RowColumns) -> None:
+        """Add rows, as they were written, behind all others."""
         start = len(self.numbers)
-        self.ids.extend(sealed.ids)
-        self.numbers.extend(sealed.numbers)
-        self.committed.extend(sealed.committed_at)
-        self.replaced.extend(np.full(len(sealed.numbers), NEVER))
-        self.created.extend(sealed.created_at)
-        self.valid_from.extend(sealed.valid_from)
-        self.valid_to.extend(sealed.valid_to)
-        self.deleted.extend(sealed.deleted_at)
-        self.versions.extend(sealed.versions)
-        replaced = self.replaced.view()
-        rows = zip(
-            sealed.ids.tolist(), sealed.numbers.tolist(), sealed.committed_at.tolist(), strict=True
+        self.ids.extend(rows.ids)
+        self.numbers.extend(rows.numbers)
+        self.committed.extend(rows.committed_at)
+        self.replaced.extend(np.full(len(rows.numbers), NEVER))
+        self.created.extend(rows.created_at)
+        self.valid_from.extend(rows.valid_from)
+        self.valid_to.extend(rows.valid_to)
+        self.deleted.extend(rows.deleted_at)
+        self.versions.extend(rows.versions)
+        self.metadata.extend(start, rows.metadata)
+        self._live.touch(range(start, len(self.numbers)))
+        written = zip(
+            rows.ids.tolist(), rows.numbers.tolist(), rows.committed_at.tolist(), strict=True
         )
-        for offset, (id, number, committed) in enumerate(rows):
+        for id, number, committed in written:
             if committed == NEVER:
                 continue
-            self.metadata.append(start + offset, sealed.metadata[offset])
             before = self._newest.get(id)
             if before is not None:
                 self._older.setdefault(id, []).append(before)
-                replaced[self.position(before)] = committed
+                replaced_at = self.position(before)
+                self.replaced.view()[replaced_at] = committed
+                self._live.touch((replaced_at,))
             self._newest[id] = number
 
     def load_changes(self, at: Int64s, number: Int64s, valid_to: Int64s, deleted: Int64s) -> None:
@@ -180,7 +194,7 @@ class Rows:
         self._undo.note(at, change.number, int(valid_to[position]), int(deleted[position]))
         valid_to[position] = change.valid_to
         deleted[position] = change.deleted_at
-        self._live.touch(position)
+        self._live.touch((position,))
 
     def erase(self, numbers: Iterable[int]) -> None:
         """Hide the rows with these numbers at every instant."""
@@ -189,7 +203,7 @@ class Rows:
             position = self.position(number)
             committed[position] = NEVER
             self.erased.add(number)
-            self._live.touch(position)
+            self._live.touch((position,))
             id = self.ids.view()[position]
             if self._newest.get(id) == number:
                 del self._newest[id]
@@ -201,18 +215,16 @@ class Rows:
         """Note that nothing is left on disk of these erased rows."""
         self.erased.difference_update(numbers)
 
-    def lifecycle(self, position: int, known_at: int) -> Lifecycle:
-        """Return the lifecycle values of a row as they were known at an instant."""
-        valid_to, deleted = int(self.valid_to.view()[position]), int(self.deleted.view()[position])
-        number = int(self.numbers.view()[position])
-        valid_to, deleted = self._undo.value(number, known_at, (valid_to, deleted))
-        return Lifecycle(
-            int(self.created.view()[position]),
-            int(self.valid_from.view()[position]),
-            valid_to,
-            deleted,
-            int(self.versions.view()[position]),
-        )
+    def lifecycles(self, positions: Positions, known_at: int) -> list[Lifecycle]:
+        """Return the lifecycle values of rows as they were known at an instant."""
+        columns = (self.created, self.valid_from, self.valid_to, self.deleted, self.versions)
+        now = zip(*(column.view()[positions].tolist() for column in columns), strict=True)
+        lives = list(map(Lifecycle._make, now))
+        if self._undo.reaches(known_at):
+            for at, number in enumerate(self.numbers.view()[positions].tolist()):
+                valid_to, deleted = self._undo.value(number, known_at, lives[at][2:4])
+                lives[at] = lives[at]._replace(valid_to=valid_to, deleted_at=deleted)
+        return lives
 
     def allowed(self, selection: Selection, known_at: int, as_of: int) -> Positions:
         """Return the rows that a read may return, ascending.
@@ -384,8 +396,8 @@ class _LiveMask:
         self._touched: list[int] = []
         self._positions: Positions | None = None
 
-    def touch(self, position: int) -> None:
-        self._touched.append(position)
+    def touch(self, positions: Iterable[int]) -> None:
+        self._touched.extend(positions)
 
     def positions(self, rows: Rows, as_of: int) -> Positions | None:
         """Return the live rows at `as_of`, or None where it lies before what the mask covers."""

@@ -21,7 +21,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import lance
-import lancedb
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,9 @@ from mindgrid.shards.clock import NEVER
 from mindgrid.shards.commits import RowWrite
 from mindgrid.shards.errors import Corruption, MindgridError, Unavailable
 from mindgrid.shards.files import DISK_FULL, FileDigest, digest_tree, sync_tree
+from mindgrid.shards.rows import RowColumns
 from mindgrid.shards.scores import squares
+from mindgrid.shards.values import VALUES, Values, ValuesFile
 from mindgrid.shards.vectors import SQUARES_FILE, VECTORS_FILE, Block, open_block
 
 Int64s = NDArray[np.int64]
@@ -41,14 +42,6 @@ ROWS_TABLE, CHANGES_TABLE, VALUES_FILE = "rows", "changes", "values.arrow"
 
 _TIME = pa.timestamp("us", tz="UTC")
 _METADATA = pa.map_(pa.string(), pa.string())
-_VALUES = pa.schema(
-    [
-        ("content", pa.large_string()),
-        ("metadata", pa.binary()),
-        ("source", pa.string()),
-        ("supersedes", pa.list_(pa.string())),
-    ]
-)
 CHANGES = pa.schema(
     [("at", _TIME), ("number", pa.int64()), ("valid_to", _TIME), ("deleted_at", _TIME)]
 )
@@ -147,6 +140,9 @@ def write_segment(
     tally = _Tally()
     first = next(batches, None)
     with writing(folder):
+        # Its import takes seconds, and whoever only reads needs none of it.
+        import lancedb
+
         folder.mkdir()
         database = lancedb.connect(folder)
         if first is not None:
@@ -185,29 +181,6 @@ class _Tally:
         self.payload_bytes += sum(len(value) for value in batch.column("payload").to_pylist())
 
 
-class Values(msgspec.Struct, frozen=True):
-    """The part of a row that an ordinary answer shows and no search reads."""
-
-    content: str
-    metadata: dict[str, str]
-    source: str
-    supersedes: tuple[str, ...]
-
-
-class LoadedColumns(msgspec.Struct, frozen=True):
-    """The columns of a segment that live in RAM, aligned; NEVER for a null time."""
-
-    numbers: Int64s
-    ids: NDArray[np.object_]
-    versions: Int64s
-    committed_at: Int64s
-    created_at: Int64s
-    valid_from: Int64s
-    valid_to: Int64s
-    deleted_at: Int64s
-    metadata: list[dict[str, str]]
-
-
 class Segment:
     """An open segment. Safe for any number of reading threads."""
 
@@ -222,16 +195,14 @@ class Segment:
             return
         with reading(folder):
             self.block = open_block(folder, info.rows, dimensions)
-            self._values = pa.ipc.open_file(pa.memory_map(str(folder / VALUES_FILE))).read_all()
+            self._values = ValuesFile(folder / VALUES_FILE)
             self._rows = lance.dataset(folder / f"{ROWS_TABLE}.lance")
-        if self._values.num_rows != info.rows:
+        if len(self._values) != info.rows:
             raise Corruption(str(folder), "its files do not agree on the number of rows")
 
     def values(self, offset: int) -> Values:
         """Return the values of the row at this offset in the segment."""
-        row = {name: self._values.column(name)[offset].as_py() for name in _VALUES.names}
-        metadata = msgspec.json.decode(row["metadata"], type=dict[str, str])
-        return Values(row["content"], metadata, row["source"], tuple(row["supersedes"]))
+        return self._values.read(offset)
 
     def payloads(self, offsets: list[int]) -> list[bytes]:
         """Return the payloads of the rows at these offsets, in their order."""
@@ -241,15 +212,14 @@ class Segment:
             column = self._rows.take(offsets, columns=["payload"]).column("payload")
             return [bytes(value) for value in column.to_pylist()]
 
-    def columns(self) -> LoadedColumns:
+    def columns(self) -> RowColumns:
         """Return what of this segment lives in RAM while the shard is open."""
         names = ["number", "id", "version", "committed_at"]
         names += ["created_at", "valid_from", "valid_to", "deleted_at"]
         with reading(self.folder):
             table = self._rows.to_table(columns=names)
-            decode = msgspec.json.Decoder(dict[str, str]).decode
-            metadata = [decode(blob) for blob in self._values.column("metadata").to_pylist()]
-        return LoadedColumns(
+            metadata = self._values.metadata()
+        return RowColumns(
             numbers=table.column("number").to_numpy(),
             ids=np.array(table.column("id").to_pylist(), dtype=np.object_),
             versions=table.column("version").to_numpy(),
@@ -337,7 +307,7 @@ def _vectors_writer(folder: Path) -> Iterator[Callable[[NDArray[np.float32]], No
 def _values_writer(folder: Path) -> Iterator[pa.ipc.RecordBatchFileWriter]:
     with (
         pa.OSFile(str(folder / VALUES_FILE), "wb") as sink,
-        pa.ipc.new_file(sink, _VALUES) as writer,
+        pa.ipc.new_file(sink, VALUES) as writer,
     ):
         yield writer
 
@@ -345,9 +315,9 @@ def _values_writer(folder: Path) -> Iterator[pa.ipc.RecordBatchFileWriter]:
 def _values_of(batch: pa.RecordBatch) -> pa.RecordBatch:
     encode = msgspec.json.Encoder().encode
     metadata = [encode(dict(items)) for items in batch.column("metadata").to_pylist()]
-    columns = [batch.column(name) for name in _VALUES.names]
-    columns[_VALUES.names.index("metadata")] = pa.array(metadata, pa.binary())
-    return pa.record_batch(columns, schema=_VALUES)
+    columns = [batch.column(name) for name in VALUES.names]
+    columns[VALUES.names.index("metadata")] = pa.array(metadata, pa.binary())
+    return pa.record_batch(columns, schema=VALUES)
 
 
 def _times(values: list[int]) -> pa.Array:

@@ -127,7 +127,7 @@ class LanceShard:
         store.segments = tuple(Segment(folder / i.folder, i, dimensions) for i in current.segments)
         for segment in store.segments:
             if segment.info.rows:
-                store.rows.load(segment.columns())
+                store.rows.add(segment.columns())
         for segment in store.segments:
             store.rows.load_changes(*change_columns(segment.changes()))
         store.rows.erase(current.erased)
@@ -393,17 +393,7 @@ class LanceShard:
 
     def _maintain(self) -> None:
         try:
-            while self._due() and self._failure is None:
-                sealed_bytes = self._unsealed_bytes
-                if not self._maintenance.seal():
-                    break
-                self._unsealed_bytes -= sealed_bytes
-                self._last_seal_s = time.monotonic()
-            if self._purge_due():
-                self._maintenance.compact()
-            while self._failure is None and self._maintenance.merge():
-                pass
-            while self._failure is None and self._maintenance.index():
+            while self._failure is None and self._maintain_once():
                 pass
         except MindgridError as error:
             self._fail(error)
@@ -412,6 +402,22 @@ class LanceShard:
             raise
         finally:
             self._end_maintenance()
+
+    def _maintain_once(self) -> bool:
+        """Do the most urgent step that is due; False if none is."""
+        if self._due():
+            return self._seal()
+        if self._purge_due():
+            self._maintenance.compact()
+            return True
+        return self._maintenance.merge() or self._maintenance.index()
+
+    def _seal(self) -> bool:
+        sealed_bytes = self._unsealed_bytes
+        sealed = self._maintenance.seal()
+        self._unsealed_bytes -= sealed_bytes
+        self._last_seal_s = time.monotonic()
+        return sealed
 
     def _end_maintenance(self) -> None:
         with self._queue_lock:
