@@ -226,7 +226,6 @@ class Maintenance:
             numbers = self._store.rows.numbers.view()[:covered].copy()
         folder = self._folder / self._new_name("index")
         with writing(folder):
-            folder.mkdir()
             index.save(folder)
             np.save(folder / NUMBERS_FILE, numbers)
             sync_tree(folder)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,7 +136,7 @@ def write_segment(
     """Write a new segment folder and sync all of it; return what the manifest has to say of it.
 
     The batches are streamed, so memory is bounded by one of them. Raises Unavailable if the disk
-    is full or fails, after which the folder is an orphan.
+    is full or fails, after which the folder is gone.
     """
     tally = _Tally()
     first = next(batches, None)
@@ -143,7 +144,6 @@ def write_segment(
         # Its import takes seconds, and whoever only reads needs none of it.
         import lancedb
 
-        folder.mkdir()
         database = lancedb.connect(folder)
         if first is not None:
             with _vectors_writer(folder) as add_vectors, _values_writer(folder) as values:
@@ -270,14 +270,17 @@ def vectors_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn what Lance, Arrow or the disk raise while writing into Unavailable."""
+    """Make the new folder; turn what Lance, Arrow or the disk raise in the block into Unavailable.
+
+    After an error the folder is gone again: on a full disk it would take what space is left.
+    """
     try:
+        folder.mkdir()
         yield
-    except MindgridError:
-        raise
     except (OSError, RuntimeError, pa.ArrowException) as error:
         full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
         reason = DISK_FULL if full else f"writing failed: {error}"
+        shutil.rmtree(folder, ignore_errors=True)
         raise Unavailable(f"storage {folder}", reason) from error
 
 

@@ -10,6 +10,7 @@ planned and applied under the store's lock; the disk is waited for outside of it
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -35,6 +36,11 @@ from mindgrid.shards.plan import Planned, Planner
 from mindgrid.shards.segments import Segment, change_columns
 from mindgrid.shards.store import Store
 from mindgrid.shards.types import Answer, Command, Query, Result, Selection, Stamp, Upsert, Want
+
+log = logging.getLogger(__name__)
+
+_PAUSE_S = 10.0
+"""After maintenance that failed, until it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ class LanceShard:
         self._next_number = maintenance.manifest.next_number
         self._commits_from_s = time.monotonic() + config.skew_max_s
         self._last_seal_s = time.monotonic()
+        self._maintain_from_s = 0.0
         self._last_trim = Instant(0)
         self._erased_since_s: float | None = None
         self._unsealed_bytes = 0
@@ -388,6 +395,8 @@ class LanceShard:
         with self._queue_lock:
             if self._maintaining or self._failure is not None:
                 return
+            if time.monotonic() < self._maintain_from_s:
+                return
             self._maintaining = True
         self._workers.maintenance.submit(self._maintain)
 
@@ -395,6 +404,11 @@ class LanceShard:
         try:
             while self._failure is None and self._maintain_once():
                 pass
+        except Unavailable as error:
+            # Nothing was switched: the rows are safe in the journal, reads and writes go on. If it
+            # is the journal that failed, the next commit finds out.
+            log.warning("maintenance of shard %s is put off: %s", self._lock.folder, error)
+            self._maintain_from_s = time.monotonic() + _PAUSE_S
         except MindgridError as error:
             self._fail(error)
         except BaseException as error:
