@@ -183,10 +183,10 @@ def _index(console: Console, server: _Server, texts: list[Docstring]) -> None:
 
 
 def _ask(console: Console, server: _Server) -> dict[str, list[_Hit]]:
-    table = Table(title="Five questions", box=SIMPLE_HEAD, show_header=False)
-    table.add_column(justify="right", min_width=6)
-    table.add_column(no_wrap=True, overflow="ellipsis", min_width=26, max_width=26)
-    table.add_column(no_wrap=True, overflow="ellipsis")
+    table = Table(title="Five questions", box=SIMPLE_HEAD, expand=True)
+    table.add_column("score", justify="right", width=7)
+    table.add_column("found", no_wrap=True, width=26)
+    table.add_column("what it says", no_wrap=True, ratio=1)
     answers: dict[str, list[_Hit]] = {}
     for question in QUESTIONS:
         started = time.perf_counter()
