@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from mindgrid.shards.filters import Positions
 from mindgrid.shards.ivf import Bitmap, IvfIndex
 from mindgrid.shards.rows import Lifecycle, Rows, instants
 from mindgrid.shards.scores import best
-from mindgrid.shards.segments import Segment, StoredRow, Values
+from mindgrid.shards.segments import Segment, StoredRow
 from mindgrid.shards.types import (
     NO_VECTOR,
     Answer,
@@ -38,7 +39,7 @@ from mindgrid.shards.types import (
     Vector,
     Want,
 )
-from mindgrid.shards.vectors import Block, Scored, Tail, Vectors
+from mindgrid.shards.vectors import Block, Scored, Tail, Vectors, cut
 
 READ_WAIT_S = 10.0
 """How long a read waits for a commit on its way to the disk."""
@@ -76,8 +77,7 @@ class _Ranked:
     scanned: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Located:
+class _Located(NamedTuple):
     """Where a row's values are to be read, without the lock: its segment, or the row itself."""
 
     id: str
@@ -179,7 +179,7 @@ class Store:
             ranked = self._rank(view, [target for _, target in group])
             with self.lock:
                 located = [
-                    self._locate(result.numbers.tolist(), target.known_at)
+                    self._find(result.numbers, target.known_at)
                     for result, (_, target) in zip(ranked, group, strict=True)
                 ]
             for (at, target), result, places in zip(group, ranked, located, strict=True):
@@ -197,15 +197,11 @@ class Store:
             except InvalidRequest as error:
                 return error
             allowed = self.rows.allowed(selection, known_at, as_of)
-            located: list[_Located | None] = []
-            for id in ids:
-                position = self.rows.newest_known(id, known_at)
-                shown = position is not None and _contains(allowed, position)
-                located.append(
-                    self._place(position, known_at) if shown and position is not None else None
-                )
-        shown_records = iter(_records([place for place in located if place], want))
-        return Found(tuple(next(shown_records) if place else None for place in located), instant)
+            newest = [self.rows.newest_known(id, known_at) for id in ids]
+            shown = [at for at in newest if at is not None and _contains(allowed, at)]
+            located = self._locate(np.array(shown, np.int64), known_at)
+        records = dict(zip(shown, _records(located, want), strict=True))
+        return Found(tuple(None if at is None else records.get(at) for at in newest), instant)
 
     def _read_instant(self, stamp: Stamp) -> Instant:
         """Return the instant of a read and keep later commits behind it."""
@@ -314,26 +310,29 @@ class Store:
         self._bitmap = (allowed, index, bitmap)
         return bitmap
 
-    def _locate(self, numbers: Sequence[int], known_at: Instant) -> list[_Located] | None:
+    def _find(self, numbers: NDArray[np.int64], known_at: Instant) -> list[_Located] | None:
         """Return where these rows' values are, or None if one was erased. Under the lock."""
-        located: list[_Located] = []
-        for number in numbers:
-            position = self.rows.find(number)
-            if position is None:
-                return None
-            located.append(self._place(position, known_at))
-        return located
+        positions = self.rows.places(numbers)
+        return None if positions is None else self._locate(positions, known_at)
 
-    def _place(self, position: int, known_at: Instant) -> _Located:
-        id, life = self.rows.ids.view()[position], self.rows.lifecycle(position, known_at)
+    def _locate(self, positions: Positions, known_at: Instant) -> list[_Located]:
+        """Return where these rows' values are. The caller holds the lock."""
+        lives = self.rows.lifecycles(positions, known_at)
+        ids = self.rows.ids.view()[positions].tolist()
+        return [
+            _Located(id, life, *self._source(position))
+            for position, id, life in zip(positions.tolist(), ids, lives, strict=True)
+        ]
+
+    def _source(self, position: int) -> tuple[Block, int, Segment | RowWrite]:
         sealed = self._starts[-1]
         if position >= sealed:
             offset = position - sealed
-            return _Located(id, life, self.tail.block, offset, self.tail_rows[offset].row)
+            return self.tail.block, offset, self.tail_rows[offset].row
         at = bisect_right(self._starts, position) - 1
         segment = self.segments[at]
         assert segment.block is not None
-        return _Located(id, life, segment.block, position - self._starts[at], segment)
+        return segment.block, position - self._starts[at], segment
 
 
 def _answer(
@@ -352,28 +351,23 @@ def _answer(
 
 def _records(located: Sequence[_Located], want: Want) -> list[Record]:
     payloads = _payloads(located) if want & Want.PAYLOAD else [b""] * len(located)
+    with_vector = bool(want & Want.VECTOR)
     records: list[Record] = []
     for place, payload in zip(located, payloads, strict=True):
         source, life = place.source, place.life
-        if isinstance(source, RowWrite):
-            values = Values(
-                source.content, source.metadata, source.source, tuple(source.supersedes)
-            )
-        else:
-            values = source.values(place.offset)
-        vector = place.block.rows[place.offset].copy() if want & Want.VECTOR else NO_VECTOR
+        values = source if isinstance(source, RowWrite) else source.values(place.offset)
         records.append(
             Record(
                 id=place.id,
                 content=values.content,
-                vector=vector,
+                vector=place.block.rows[place.offset].copy() if with_vector else NO_VECTOR,
                 payload=payload,
                 metadata=values.metadata,
                 created_at=Instant(life.created_at),
                 valid_from=Instant(life.valid_from),
                 valid_to=unbound(life.valid_to),
                 deleted_at=unbound(life.deleted_at),
-                supersedes=values.supersedes,
+                supersedes=tuple(values.supersedes),
                 source=values.source,
                 version=life.version,
             )
@@ -413,6 +407,7 @@ def _all_or(allowed: Positions, view: _View) -> Positions | None:
 
 
 def _top(view: _View, scored: Scored, top_k: int, exact: bool, scanned: int) -> _Ranked:
+    scored = cut(scored, top_k)  # Of a hundred candidates only the best need their ids.
     order = best(scored.scores, view.ids[scored.positions].tolist(), top_k)
     positions = scored.positions[order]
     return _Ranked(view.numbers[positions], scored.scores[order], exact, scanned)

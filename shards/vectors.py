@@ -150,7 +150,7 @@ class Vectors:
         """
         assert k > 0
         if allowed is not None and len(allowed) <= _DIRECT_ROWS:
-            return [_cut(self.score(allowed, query), k) for query in queries]
+            return [cut(self.score(allowed, query), k) for query in queries]
         products = _Products(units(queries))
         tops = [_Top(k, _slack(self.dimensions)) for _ in queries]
         strange = self._strange(allowed)
@@ -165,7 +165,7 @@ class Vectors:
             for top, row in zip(tops, close, strict=True):
                 top.add(row, positions)
         return [
-            _cut(self.score(np.concatenate([top.positions(), strange]), query), k)
+            cut(self.score(np.concatenate([top.positions(), strange]), query), k)
             for top, query in zip(tops, queries, strict=True)
         ]
 
@@ -384,7 +384,8 @@ class _Products:
             out[:, low:high] = products.T
 
 
-def _cut(scored: Scored, k: int) -> Scored:
+def cut(scored: Scored, k: int) -> Scored:
+    """Return the k best rows and all that tie with the k-th, in no order."""
     n = len(scored.scores)
     if n <= k:
         return scored
