@@ -147,15 +147,24 @@ class Maintenance:
             with store.lock:  # before a row is gone, so that no read misses it unknowingly
                 store.history_floor = Instant(max(store.history_floor, floor))
         fresh = self._open_segment(info)
+        index = self._index_without(dead)
+        old = self.manifest.index
         self._switch(
-            msgspec.structs.replace(self.manifest, segments=segments, floor=floor, erased=erased)
+            msgspec.structs.replace(
+                self.manifest,
+                segments=segments,
+                floor=floor,
+                erased=erased,
+                index=old if index is not None else None,
+            )
         )
         with store.lock:
             # Commits made meanwhile only added positions behind the run.
             alive = np.ones(len(store.rows), dtype=np.bool_)
             alive[: len(dead)] = ~dead
-            index = store.index
-            if index is not None and len(gone):
+            if index is None:
+                store.indexed = 0
+            elif len(gone):
                 places = np.where(alive, np.cumsum(alive) - 1, -1)
                 index = index.renumber(places[: store.indexed].astype(np.int64))
                 store.indexed = int(np.count_nonzero(alive[: store.indexed]))
@@ -174,7 +183,22 @@ class Maintenance:
             self._journal.checkpoint_wal()
             if index is not None:
                 self._save_index(index, store.indexed)
+        if old is not None and index is None:
+            shutil.rmtree(self._folder / old.folder)
         return True
+
+    def _index_without(self, dead: NDArray[np.bool_]) -> IvfIndex | None:
+        """Return today's index; None if it must go with the dead rows, to be built anew.
+
+        That is when nothing is left of it, and when the centre of a cell is a hard-deleted row.
+        """
+        store = self._store
+        index = store.index
+        if index is None or dead[: store.indexed].all():
+            return None
+        erased = dead & np.isin(store.rows.numbers.view()[: len(dead)], self.manifest.erased)
+        rows = store.vectors.gather(np.flatnonzero(erased))
+        return None if len(rows) and index.has_centre_in(rows) else index
 
     def compact(self) -> None:
         """Rewrite all that holds a dead row, so that no byte of a hard-deleted record is left."""
@@ -182,6 +206,7 @@ class Maintenance:
         while self.merge(dead_share=0):
             pass
         self._journal.checkpoint_wal()
+        self.index()
 
     def index(self) -> bool:
         """Build, extend or train anew the index over the sealed rows; False if it is good."""
