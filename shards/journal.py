@@ -442,6 +442,11 @@ class Journal:
         self._write_mark()
         faults.reach(f"journal.{what}.after_commit")
 
+    @property
+    def is_usable(self) -> bool:
+        """Return whether a write may still succeed; False once one failed."""
+        return self._refusal is None
+
     def _check_usable(self) -> None:
         if self._refusal is None and not self._lock.is_held():
             self._refusal = Unavailable(

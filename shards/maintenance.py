@@ -232,13 +232,18 @@ class Maintenance:
             store.index, store.indexed = index, sealed
         return True
 
-    def load_index(self, info: IndexInfo) -> tuple[IvfIndex, int]:
-        """Return the stored index in today's positions, and how many positions it covers."""
+    def load_index(self, info: IndexInfo) -> tuple[IvfIndex, int] | None:
+        """Return the stored index in today's positions, and how many positions it covers.
+
+        None where a merge left no sealed row.
+        """
         folder = self._folder / info.folder
         with reading(folder):
             stored = np.load(folder / NUMBERS_FILE)
             index = IvfIndex.load(folder)
         numbers = self._store.rows.numbers.view()
+        if not len(numbers):
+            return None
         covered = int(np.searchsorted(numbers, info.last_number, side="right"))
         if len(stored) == covered and np.array_equal(stored, numbers[:covered]):
             return index, covered
@@ -283,12 +288,13 @@ class Maintenance:
     def _dead(self, horizon: Instant) -> NDArray[np.bool_]:
         """Return by position which sealed rows no read can ask for any more. Under the lock.
 
-        Only erasures that the manifest covers count: later ones still stand in the journal, which
+        Only what the manifest covers counts: later commits still stand in the journal, which
         replays onto the rows it was written against.
         """
         rows = self._store.rows
         numbers = rows.numbers.view()
-        dead = rows.replaced.view() <= horizon
+        # A row that was replaced after the last seal may be one that the journal still changes.
+        dead = rows.replaced.view() <= min(horizon, self.manifest.last_commit)
         dead |= np.isin(numbers, self.manifest.erased)
         sealed = len(numbers) - len(self._store.tail_rows)
         holes = rows.committed.view()[:sealed] == NEVER

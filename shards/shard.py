@@ -26,7 +26,7 @@ from mindgrid.shards.checks import check_repeat
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found, ShardStatus
-from mindgrid.shards.errors import Corruption, MindgridError, Unavailable
+from mindgrid.shards.errors import Corruption, Exhausted, MindgridError, Unavailable
 from mindgrid.shards.files import create_folder, remove_orphans, verify
 from mindgrid.shards.journal import JOURNAL_NAME, Entry, Journal, Transaction
 from mindgrid.shards.lock import FolderLock
@@ -39,6 +39,10 @@ from mindgrid.shards.types import Answer, Command, Query, Result, Selection, Sta
 
 log = logging.getLogger(__name__)
 
+_UNSEALED_FACTOR = 4
+"""Writes are refused when the journal is so many times as large as when it is to be sealed."""
+_GROUP_BYTES_MAX = 64 * 2**20
+"""A group ends with the command that reaches this; one SQLite blob holds 1 GB at most."""
 _PAUSE_S = 10.0
 """After maintenance that failed, until it is tried again."""
 
@@ -143,8 +147,8 @@ class LanceShard:
         store.history_floor = Instant(current.floor)
         store.relayout()
         keeper = Maintenance(folder, config, journal, store, clock, current)
-        if current.index is not None:
-            store.index, store.indexed = keeper.load_index(current.index)
+        if current.index is not None and (loaded := keeper.load_index(current.index)):
+            store.index, store.indexed = loaded
         shard = cls(lock, journal, store, keeper, config, clock, workers)
         shard._replay(current)
         return shard
@@ -176,9 +180,16 @@ class LanceShard:
     def submit(self, command: Command) -> Future[Result]:
         """See `SemanticShard.submit`."""
         pending = _Pending(command, Future())
+        # A caller that gives up must not cancel what may be durable already.
+        pending.done.set_running_or_notify_cancel()
         with self._queue_lock:
             if self._failure is not None:
                 pending.done.set_exception(self._failure)
+                return pending.done
+            if self._unsealed_bytes >= _UNSEALED_FACTOR * self._config.journal_bytes_max:
+                limit = _UNSEALED_FACTOR * self._config.journal_bytes_max
+                full = Exhausted(f"the unsealed journal of shard {self._name}", limit)
+                pending.done.set_exception(full)
                 return pending.done
             self._queue.append(pending)
             if not self._draining:
@@ -188,14 +199,19 @@ class LanceShard:
 
     def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
         """See `SemanticShard.search`."""
-        failure = self._failure
-        return [failure for _ in queries] if failure else self._store.search(queries, stamp)
+        try:
+            return self._store.search(queries, stamp)
+        except MindgridError as error:
+            return [error for _ in queries]
 
     def get(
         self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
     ) -> Found | MindgridError:
         """See `SemanticShard.get`."""
-        return self._failure or self._store.get(ids, selection, want, stamp)
+        try:
+            return self._store.get(ids, selection, want, stamp)
+        except MindgridError as error:
+            return error
 
     def status(self) -> ShardStatus:
         """See `SemanticShard.status`."""
@@ -248,30 +264,35 @@ class LanceShard:
             self._end_maintenance()
 
     def _drain(self) -> None:
-        while True:
-            with self._queue_lock:
-                group = self._take_group()
-                if not group:
-                    self._draining = False
-                    self._queue_lock.notify_all()
-                    return
-            wait_s = self._commits_from_s - time.monotonic()
-            if wait_s > 0:
-                time.sleep(wait_s)
-            try:
-                self._commit(group)
-            except MindgridError as error:
-                self._refuse(group, error)
-            except BaseException as error:
-                self._refuse(group, Unavailable(self._name, f"a commit failed: {error!r}"))
-                raise
+        """Commit one group, and come back for the next behind the other shards' groups."""
+        with self._queue_lock:
+            group = self._take_group()
+        wait_s = self._commits_from_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
+        try:
+            self._commit(group)
+        except MindgridError as error:
+            self._refuse(group, error)
+        except Exception as error:
+            log.exception("a commit of shard %s failed by a bug", self._lock.folder)
+            self._refuse(group, Unavailable(self._name, f"a commit failed: {error!r}"))
+        with self._queue_lock:
+            self._draining = bool(self._queue)
+            if self._draining:
+                self._workers.commits.submit(self._drain)
+            self._queue_lock.notify_all()
 
     def _take_group(self) -> list[_Pending]:
         group: list[_Pending] = []
-        rows = 0
-        while self._queue and (not group or rows < self._config.group_rows_max):
+        rows = size_bytes = 0
+        while self._queue and rows < self._config.group_rows_max and size_bytes < _GROUP_BYTES_MAX:
             pending = self._queue.popleft()
-            rows += len(pending.command.drafts) if isinstance(pending.command, Upsert) else 1
+            drafts = pending.command.drafts if isinstance(pending.command, Upsert) else ()
+            rows += max(1, len(drafts))
+            size_bytes += sum(
+                len(one.content) + len(one.payload) + one.vector.nbytes for one in drafts
+            )
             group.append(pending)
         return group
 
@@ -296,12 +317,12 @@ class LanceShard:
                     answers.append((pending, error))
                     continue
                 store.floor = now
-                if store.in_flight is None:
-                    store.in_flight = now
                 if transaction_id:
                     known[transaction_id] = plan.result
                 planned.append(plan)
                 answers.append((pending, plan.result))
+            if planned:
+                store.in_flight = planned[0].result.committed_at
         try:
             if planned:
                 self._append(planned)
@@ -311,6 +332,11 @@ class LanceShard:
                         [vector for plan in planned for vector in plan.vectors],
                     )
                     self._next_number = planner.next_number
+        except BaseException as error:
+            # Before the reads that wait for this group go on: the disk may hold it or not.
+            with store.lock:
+                store.failure = _unknown_outcome(self._name, error)
+            raise
         finally:
             with store.lock:
                 store.in_flight = None
@@ -367,6 +393,8 @@ class LanceShard:
     def _fail(self, error: MindgridError) -> None:
         with self._queue_lock:
             self._failure = self._failure or error
+            with self._store.lock:
+                self._store.failure = self._store.failure or error
             waiting = list(self._queue)
             self._queue.clear()
         for pending in waiting:
@@ -405,15 +433,17 @@ class LanceShard:
             while self._failure is None and self._maintain_once():
                 pass
         except Unavailable as error:
-            # Nothing was switched: the rows are safe in the journal, reads and writes go on. If it
-            # is the journal that failed, the next commit finds out.
+            if not self._journal.is_usable:
+                self._fail(error)
+                return
+            # Nothing was switched: the rows are safe in the journal, reads and writes go on.
             log.warning("maintenance of shard %s is put off: %s", self._lock.folder, error)
             self._maintain_from_s = time.monotonic() + _PAUSE_S
         except MindgridError as error:
             self._fail(error)
-        except BaseException as error:
+        except Exception as error:
+            log.exception("maintenance of shard %s failed by a bug", self._lock.folder)
             self._fail(Unavailable(self._name, f"maintenance failed: {error!r}"))
-            raise
         finally:
             self._end_maintenance()
 
@@ -423,6 +453,8 @@ class LanceShard:
             return self._seal()
         if self._purge_due():
             self._maintenance.compact()
+            # What was erased meanwhile waits its own time.
+            self._erased_since_s = None
             return True
         return self._maintenance.merge() or self._maintenance.index()
 
@@ -467,3 +499,9 @@ def _unnamed(folder: Path, current: Manifest) -> list[str]:
     """Return the folders in a shard's folder that its manifest does not name."""
     named = {name for name, _ in current.folders}
     return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in named)
+
+
+def _unknown_outcome(name: str, error: BaseException) -> MindgridError:
+    if isinstance(error, MindgridError):
+        return error
+    return Unavailable(name, f"a commit failed: {error!r}")

@@ -106,6 +106,8 @@ class Store:
         """Every later commit is later than this: no read has looked beyond it."""
         self.in_flight: Instant | None = None
         """The first commit time of the group that is being made durable."""
+        self.failure: MindgridError | None = None
+        """Why nothing more is read or written: what the disk holds is not known any more."""
         self.counters: Counter[str] = Counter()
         self._starts: list[int] = [0]
         self._vectors = Vectors(config.space.dimensions, ())
@@ -146,7 +148,7 @@ class Store:
         return self._vectors
 
     def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
-        """See `SemanticShard.search`."""
+        """See `SemanticShard.search`; raises what keeps the shard from being read."""
         with self.lock:
             instant = self._read_instant(stamp)
         answers: list[Answer | MindgridError | None] = [None] * len(queries)
@@ -204,7 +206,11 @@ class Store:
         return Found(tuple(None if at is None else records.get(at) for at in newest), instant)
 
     def _read_instant(self, stamp: Stamp) -> Instant:
-        """Return the instant of a read and keep later commits behind it."""
+        """Return the instant of a read and keep later commits behind it.
+
+        It is fixed when the read arrives, not after the wait: a commit that ends meanwhile is a
+        later one (see `cluster.instants` for what tears otherwise).
+        """
         instant = stamp.at if stamp.exactly else Instant(max(stamp.at, self.rows.last_commit))
         self.floor = Instant(max(self.floor, instant))
 
@@ -215,7 +221,9 @@ class Store:
 
         if not self.lock.wait_for(behind, READ_WAIT_S):
             raise Unavailable("shard", f"its disk has not synced a commit for {READ_WAIT_S:g} s")
-        return instant if stamp.exactly else Instant(max(instant, self.rows.last_commit))
+        if self.failure is not None:
+            raise self.failure
+        return instant
 
     def _instants(self, selection: Selection, instant: Instant) -> tuple[Instant, Instant]:
         known_at, as_of = instants(selection, instant)
