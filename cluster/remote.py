@@ -32,12 +32,12 @@ Actor = Any
 RAY_NAMESPACE = "mindgrid"
 
 # A search that fills its group must not hold up a commit, and neither may hold up the calls by
-# which the coordinator sees whether the host lives.
-CONCURRENCY_GROUPS = {"search": 64, "commit": 64, "control": 16}
+# which the coordinator sees whether the host lives; nor may `warm`, which waits for disks.
+CONCURRENCY_GROUPS = {"search": 64, "commit": 64, "warm": 64, "control": 16}
 _GROUP_OF = {
     "search": "search",
     "get": "search",
-    "warm": "control",
+    "warm": "warm",
     "commit": "commit",
     "appoint": "control",
     "health": "control",
