@@ -8,6 +8,7 @@ a bulk load has hundreds of texts waiting.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ import numpy as np
 from mindgrid.cluster.embedders.protocol import Embedder, Vectors
 from mindgrid.shards.errors import Exhausted, MindgridError, Unavailable
 from mindgrid.shards.types import Space
+
+log = logging.getLogger(__name__)
 
 # About 128 tokens, a twentieth of a second on one core: what a query waits for twice at most. More
 # would make no batch faster (cluster/embedders/local.py).
@@ -89,21 +92,16 @@ class Coalescer:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     vectors = await self._model.embed(rows)
+                self._hand_out(batch, vectors)
             except TimeoutError:
                 self._fail(batch, timed_out(self.space, self._timeout_s or 0.0))
-                continue
             except MindgridError as error:
                 self._fail(batch, error)
-                continue
             except Exception as error:
-                # A bug: each caller hears of it, and those that come later are still served.
+                # A bug: who is in the batch hears of it. Raised here, it would end this task, and
+                # those that wait for the next batch would do so for ever.
+                log.exception("a batch of embedder %s failed", self.space)
                 self._fail(batch, error)
-                raise
-            for (job, row), vector in zip(batch, vectors, strict=True):
-                job.out[row] = vector
-                job.ready += 1
-                if job.ready == len(job.texts) and not job.done.done():
-                    job.done.set_result(job.out)
 
     def _take(self) -> list[tuple[_Job, int]]:
         """Return the next batch: one text of each caller in turn until it is full."""
@@ -122,6 +120,13 @@ class Coalescer:
             if job.left:
                 self._jobs.append(job)
         return batch
+
+    def _hand_out(self, batch: list[tuple[_Job, int]], vectors: Vectors) -> None:
+        for (job, row), vector in zip(batch, vectors, strict=True):
+            job.out[row] = vector
+            job.ready += 1
+            if job.ready == len(job.texts) and not job.done.done():
+                job.done.set_result(job.out)
 
     def _fail(self, batch: list[tuple[_Job, int]], error: Exception) -> None:
         for job, _ in batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 
@@ -15,10 +16,11 @@ COMING = frozenset({"ollama", "openai"})
 _NOT_PROVIDERS = frozenset({"cache", "coalescer", "protocol", "registry", "service", "serving"})
 
 
-def names() -> list[str]:
-    """Return the name of each provider that is built, sorted."""
+@functools.cache
+def names() -> tuple[str, ...]:
+    """Return the name of each provider that is built, sorted. Looks at the folder once."""
     files = {module.name for module in pkgutil.iter_modules(embedders.__path__)}
-    return sorted(files - _NOT_PROVIDERS)
+    return tuple(sorted(files - _NOT_PROVIDERS))
 
 
 def find(name: str) -> Provider:

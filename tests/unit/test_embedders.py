@@ -255,8 +255,10 @@ def test_batches_waste_little_on_padding() -> None:
 def provider_folder(tmp_path: Path) -> Iterator[Path]:
     """Yield a folder whose files count as providers."""
     embedders.__path__.append(str(tmp_path))
+    registry.names.cache_clear()
     yield tmp_path
     embedders.__path__.remove(str(tmp_path))
+    registry.names.cache_clear()
     sys.modules.pop(f"{embedders.__name__}.lengths", None)
 
 
@@ -282,7 +284,7 @@ PROVIDER = Provider(build=Lengths, model_default="len", options={"scale": "Multi
         'auth: {mode: "off"}\nnamespaces:\n- block: semantic\n  name: notes\n'
         "  embedder: {provider: lengths, dimensions: 2, options: {scale: 10}}\n"
     )
-    assert registry.names() == ["fake", "lengths", "local"]
+    assert registry.names() == ("fake", "lengths", "local")
     vectors = run(EmbedService(load(config).embeddings()).embed(NOTES, ["abc", "z"]))
     assert vectors.tolist() == [[30, 1], [10, 1]]
 
@@ -481,6 +483,27 @@ def test_a_batch_that_fails_fails_its_callers_and_no_later_one() -> None:
         assert (await coalescer.embed(["a"])).shape == (1, 4)
 
     run(work())
+
+
+@pytest.mark.parametrize("bug", [ZeroDivisionError("a bug"), np.ones((1, 3), np.float32)])
+def test_after_a_bug_in_one_batch_those_that_wait_for_the_next_are_served(
+    bug: Exception | Vectors, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        coalescer = Coalescer(Model(bug))
+        answers = await asyncio.gather(
+            *(coalescer.embed([str(n)]) for n in range(2 * BATCH_TEXTS)), return_exceptions=True
+        )
+        kinds = [isinstance(answer, Exception) for answer in answers]
+        assert kinds == [True] * BATCH_TEXTS + [False] * BATCH_TEXTS
+        assert "a batch of embedder" in caplog.text
+        assert "Traceback" in caplog.text
+
+    run(work())
+
+
+def test_the_provider_files_are_looked_for_once() -> None:
+    assert registry.names() is registry.names()
 
 
 def test_the_local_model_is_queued_and_cut_before_it_travels() -> None:
