@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,11 +30,13 @@ from mindgrid.cluster.fanout import ById, get_from_shards, search_shards
 from mindgrid.cluster.instants import stamp_read
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey, failed
 from mindgrid.cluster.process import end, this_process
+from mindgrid.cluster.reader import Reader, named
 from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_folder
 from mindgrid.cluster.table import Routes, Table
+from mindgrid.shards.background import background_pool
 from mindgrid.shards.clock import Clock, SystemClock
 from mindgrid.shards.config import Driver
-from mindgrid.shards.driver import SemanticShard
+from mindgrid.shards.driver import Found, SemanticShard
 from mindgrid.shards.errors import (
     MindgridError,
     Moved,
@@ -45,7 +47,7 @@ from mindgrid.shards.errors import (
     Unavailable,
 )
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.types import Result, Selection, Want
+from mindgrid.shards.types import Answer, Query, Result, Selection, Stamp, Want
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +116,11 @@ class _Running:
     done: Future[Result]
 
     def outcome(self) -> port.WriteOutcome:
-        """Return what became of it; raises what only a bug can raise."""
+        """Return what became of it."""
         error = self.done.exception()
         if error is None:
             return port.write_outcome(self.done.result())
-        if isinstance(error, MindgridError):
-            return failed(_named(f"shard {self.key}", error))
-        raise error
+        return failed(named(f"shard {self.key}", error))
 
 
 _State = SemanticShard | MindgridError | Future[None]
@@ -148,7 +148,7 @@ class Host:
         # A group commit holds its thread while the disk syncs, and right after an open for
         # `skew_max_s`: with few threads, one namespace's start would delay the others' writes.
         self._commits = ThreadPoolExecutor(8, "commit")
-        self._maintenance = ThreadPoolExecutor(1, "maintenance")
+        self._maintenance = background_pool(1, "maintenance")
         # Control calls wait for nothing but these: a busy pool must not make a host look dead.
         self._control = ThreadPoolExecutor(2, "control")
         self._closed = threading.Event()
@@ -171,7 +171,7 @@ class Host:
         """See `Port.commit`."""
         submitted = await _run(self._writes, partial(self._submit, call))
         running = [one.done for one in submitted if isinstance(one, _Running)]
-        await asyncio.gather(*map(asyncio.wrap_future, running), return_exceptions=True)
+        await asyncio.gather(*map(_shielded, running), return_exceptions=True)
         return port.encode(
             [one.outcome() if isinstance(one, _Running) else one for one in submitted]
         )
@@ -183,7 +183,7 @@ class Host:
         outcomes: list[port.WarmOutcome] = []
         for state in [self._ask(key) for key in decoded.shards]:
             if isinstance(state, Future):
-                await asyncio.wrap_future(state)
+                await _shielded(state)
         for key in decoded.shards:
             # A failure that is over its back-off would be tried again here, so it is read as is.
             failure = self._slots[key].failure if key in self._slots else None
@@ -226,45 +226,66 @@ class Host:
     def _search(self, call: port.SearchCall) -> bytes:
         outcomes: list[port.AnswerOutcome] = []
         for item in call.items:
-            shards = self._open_shards(item.namespace, item.generation, item.shards)
-            if isinstance(shards, Failed | Opening):
-                outcomes += [shards] * len(item.queries)
+            readers = self._readers(item.namespace, item.generation, item.shards, item.stamp)
+            if isinstance(readers, Failed | Opening):
+                outcomes += [readers] * len(item.queries)
                 continue
             stamp = item.stamp or stamp_read(self._clock)
             try:
-                answers = search_shards(list(shards.values()), item.queries, stamp)
-            except MindgridError as error:
-                outcomes += [failed(error)] * len(item.queries)
-            else:
-                named = f"a shard of {item.namespace}"
-                outcomes += [
-                    failed(_named(named, answer))
-                    if isinstance(answer, MindgridError)
-                    else Done(answer)
-                    for answer in answers
-                ]
-                if any(isinstance(answer, RetryError | OperatorError) for answer in answers):
-                    self._retire_failed(item.namespace, item.generation, shards)
+                answers = search_shards(list(readers.values()), item.queries, stamp)
+            except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
+                answers = [named(f"namespace {item.namespace}", error)] * len(item.queries)
+            outcomes += [
+                failed(answer) if isinstance(answer, MindgridError) else Done(answer)
+                for answer in answers
+            ]
+            self._retire_failed(readers.values())
         return port.encode(outcomes)
 
     def _get(self, call: port.GetCall) -> bytes:
         outcomes: list[port.FoundOutcome] = []
         for item in call.items:
             numbers = tuple({shard for shard, _ in item.ids})
-            shards = self._open_shards(item.namespace, item.generation, numbers)
-            if isinstance(shards, Failed | Opening):
-                outcomes.append(shards)
+            readers = self._readers(item.namespace, item.generation, numbers, item.stamp)
+            if isinstance(readers, Failed | Opening):
+                outcomes.append(readers)
                 continue
-            read = ById(item.selection, item.want)
+            read, stamp = ById(item.selection, item.want), item.stamp or stamp_read(self._clock)
+            found: Found | MindgridError
             try:
-                found = get_from_shards(
-                    shards, item.ids, read, item.stamp or stamp_read(self._clock)
-                )
-            except MindgridError as error:
-                outcomes.append(failed(error))
-            else:
-                outcomes.append(failed(found) if isinstance(found, MindgridError) else Done(found))
+                found = get_from_shards(readers, item.ids, read, stamp)
+            except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
+                found = named(f"namespace {item.namespace}", error)
+            outcomes.append(failed(found) if isinstance(found, MindgridError) else Done(found))
+            self._retire_failed(readers.values())
         return port.encode(outcomes)
+
+    def _readers(
+        self,
+        namespace: NamespaceKey,
+        generation: int,
+        numbers: Sequence[int],
+        stamp: Stamp | None,
+    ) -> dict[int, Reader] | Failed | Opening:
+        """Return the shards for one read if all are open and the stamp is not from the future."""
+        if stamp is not None:
+            ahead_s = (stamp.at - self._clock.now()) / 1e6
+            skew_max_s = self._routes.bounds.skew_max_s
+            # A shard commits nothing at or before an instant that was read, but forgets that
+            # instant when it is opened anew; then it only waits for skew_max.
+            if ahead_s > skew_max_s:
+                problem = (
+                    f"the read's instant is {ahead_s:.3f} s ahead of its clock, more than "
+                    f"{skew_max_s} s; clocks differ between machines and must be set"
+                )
+                return failed(Unavailable(self._name, problem))
+        shards = self._open_shards(namespace, generation, numbers)
+        if isinstance(shards, Failed | Opening):
+            return shards
+        return {
+            number: Reader(ShardKey(namespace, generation, number), shard)
+            for number, shard in shards.items()
+        }
 
     # Writes
 
@@ -363,14 +384,13 @@ class Host:
         if not wanted:
             shard.close()
 
-    def _retire_failed(
-        self, namespace: NamespaceKey, generation: int, shards: dict[int, SemanticShard]
-    ) -> None:
+    def _retire_failed(self, readers: Iterable[Reader]) -> None:
         """Retire those shards that answer nothing any more, not even a read of no id."""
-        for number, shard in shards.items():
-            probe = shard.get((), Selection(), Want.ID, stamp_read(self._clock))
-            if isinstance(probe, RetryError | OperatorError):
-                self._retire(ShardKey(namespace, generation, number), shard, probe)
+        for reader in readers:
+            if reader.failed:
+                probe = reader.get((), Selection(), Want.ID, stamp_read(self._clock))
+                if isinstance(probe, RetryError | OperatorError):
+                    self._retire(reader.key, reader.shard, probe)
 
     def _retire(self, key: ShardKey, shard: SemanticShard, error: MindgridError) -> None:
         """Open a shard anew that gave up: the disk decides what of its last commits is there."""
@@ -456,21 +476,24 @@ def _report(slot: _Slot) -> port.ShardReport:
     )
 
 
-def _named(shard: str, error: MindgridError) -> MindgridError:
-    """Name the shard as the cluster does: it knows itself by its folder only."""
-    return Unavailable(shard, error.reason) if isinstance(error, Unavailable) else error
-
-
 def _open_error(key: ShardKey, folder: Path, error: Exception) -> MindgridError:
     """Return what callers are told: the file and the reason, whatever went wrong."""
     if isinstance(error, MindgridError) and not isinstance(error, StorageLocked):
-        return _named(f"shard {key}", error)
+        return named(f"shard {key}", error)
     if isinstance(error, OSError) and error.filename is not None:
         return Unavailable(f"shard {key}", f"{error.filename}: {error.strerror}")
     if isinstance(error, StorageLocked):
         # Right after a host has changed this passes by itself, so the same request may succeed.
         return Unavailable(f"shard {key}", str(error))
     return Unavailable(f"shard {key}", f"{folder}: {type(error).__name__}: {error}")
+
+
+async def _shielded(future: Future[T]) -> T:
+    """Wait for what a caller's departure must not cancel.
+
+    A shard cannot end a future that is cancelled, and an opening that is leaves its slot shut.
+    """
+    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 async def _run(pool: Executor, work: Callable[[], T]) -> T:

@@ -104,7 +104,7 @@ class IvfIndex:
     """An immutable index; every change returns a new one, so searches need no lock.
 
     Building, extending and removing keep one core busy without the interpreter's lock; run them
-    by `background.in_background`.
+    in a `background_pool`.
     """
 
     def __init__(self, index: faiss.IndexIVF, meta: Meta) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.support.data import DataSet, mixture, wordnet
 
-from mindgrid.shards.background import in_background
+from mindgrid.shards.background import background_pool
 from mindgrid.shards.ivf import Bitmap, IvfIndex
 from mindgrid.shards.vectors import Block, Positions, Vectors
 
@@ -153,7 +153,9 @@ def _delay(data: DataSet, vectors: Vectors, index: IvfIndex) -> None:
         )
 
     report("alone", [search(i) for i in range(1_000)])
-    built = in_background("build", lambda: IvfIndex.build(vectors))
+    pool = background_pool(1, "build")
+    built = pool.submit(IvfIndex.build, vectors)
+    pool.shutdown(wait=False)
     times: list[float] = []
     while not built.done():
         times.append(search(len(times)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.support.data import DataSet, mixture
 
-from mindgrid.shards.background import in_background
+from mindgrid.shards.background import NICENESS, background_pool
 from mindgrid.shards.errors import Corruption
 from mindgrid.shards.ivf import INDEX_FILE, META_FILE, Bitmap, IvfIndex
 from mindgrid.shards.tuning import Level, covers, plan
@@ -181,7 +182,9 @@ def test_searches_go_on_while_the_index_grows(
 ) -> None:
     small = IvfIndex.build(vectors, np.arange(7_000))
     expected = [found.positions.tolist() for found in small.search(data.queries[:8], 10)]
-    grown = in_background("grow", lambda: small.extend(vectors, np.arange(7_000, 8_000)))
+    pool = background_pool(1, "grow")
+    grown = pool.submit(small.extend, vectors, np.arange(7_000, 8_000))
+    pool.shutdown(wait=False)
     rounds = 0
     while not grown.done() or rounds == 0:
         found = small.search(data.queries[:8], 10)
@@ -315,8 +318,11 @@ def test_plan_meets_the_levels_and_interpolates_between_them() -> None:
     assert not covers(levels, 81, 0.5)
 
 
-def test_background_work_has_its_own_thread_and_hands_over_its_error() -> None:
-    own = in_background("work", threading.get_ident).result()
-    assert own != threading.get_ident()
-    with pytest.raises(ZeroDivisionError):
-        in_background("work", lambda: 1 // 0).result()
+def test_background_work_gives_way_and_leaves_the_others_as_they_are() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = priority()
+    with background_pool(1, "work") as pool:
+        assert pool.submit(priority).result() == min(19, max(before, NICENESS))
+    assert priority() == before
