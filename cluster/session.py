@@ -166,6 +166,9 @@ class Session:
             ours["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         defaults = {
             "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+            # 15 by default, which leaves no room below for work that is to give way; the raylet
+            # and the gcs stay ahead of it.
+            "RAY_worker_niceness": "5",
             # A line of log for each request, parsed in Python: a fifth of a core under load.
             "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
             # Thirty seconds, for load balancers before HAProxy; we have none.

@@ -17,5 +17,8 @@ def background_pool(threads: int, name: str) -> ThreadPoolExecutor:
 
 
 def _give_way() -> None:
-    # On Linux a priority belongs to the thread, named by its native id.
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    # On Linux a priority belongs to the thread, named by its native id. Ray's workers are nice
+    # already, so the step counts and not the value.
+    thread = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread) + NICENESS
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, niceness))
