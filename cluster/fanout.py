@@ -6,18 +6,33 @@ shard; `client.Grid` does the same over hosts with the same rules, `instants` an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from mindgrid.cluster.instants import behind, settled
 from mindgrid.cluster.merge import merge
-from mindgrid.shards.driver import Found, SemanticShard
+from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import MindgridError
 from mindgrid.shards.types import Answer, Query, Record, Selection, Stamp, Want
 
 
+class Reads(Protocol):
+    """What of a `SemanticShard` a read needs."""
+
+    def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
+        """See `SemanticShard.search`."""
+        ...
+
+    def get(
+        self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
+    ) -> Found | MindgridError:
+        """See `SemanticShard.get`."""
+        ...
+
+
 def search_shards(
-    shards: Sequence[SemanticShard], queries: Sequence[Query], stamp: Stamp
+    shards: Sequence[Reads], queries: Sequence[Query], stamp: Stamp
 ) -> list[Answer | MindgridError]:
     """Return one answer for each query over all shards; an error of any shard is the query's."""
     if len(shards) == 1:
@@ -59,7 +74,7 @@ class ById:
 
 
 def get_from_shards(
-    shards: dict[int, SemanticShard], ids: Sequence[tuple[int, str]], read: ById, stamp: Stamp
+    shards: Mapping[int, Reads], ids: Sequence[tuple[int, str]], read: ById, stamp: Stamp
 ) -> Found | MindgridError:
     """Return the records with these ids, each from its shard, in order, as of one instant."""
     wanted: dict[int, list[str]] = {}

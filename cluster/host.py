@@ -47,7 +47,7 @@ from mindgrid.shards.errors import (
     Unavailable,
 )
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.types import Answer, Query, Result, Selection, Stamp, Want
+from mindgrid.shards.types import Result, Stamp
 
 log = logging.getLogger(__name__)
 
@@ -387,10 +387,8 @@ class Host:
     def _retire_failed(self, readers: Iterable[Reader]) -> None:
         """Retire those shards that answer nothing any more, not even a read of no id."""
         for reader in readers:
-            if reader.failed:
-                probe = reader.get((), Selection(), Want.ID, stamp_read(self._clock))
-                if isinstance(probe, RetryError | OperatorError):
-                    self._retire(reader.key, reader.shard, probe)
+            if reader.failed and (error := reader.probe(stamp_read(self._clock))):
+                self._retire(reader.key, reader.shard, error)
 
     def _retire(self, key: ShardKey, shard: SemanticShard, error: MindgridError) -> None:
         """Open a shard anew that gave up: the disk decides what of its last commits is there."""

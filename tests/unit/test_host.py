@@ -6,7 +6,8 @@ import asyncio
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
@@ -19,10 +20,21 @@ from mindgrid.cluster.port import Done, Failed, Opening, ShardKey
 from mindgrid.cluster.process import Process, end, this_process
 from mindgrid.cluster.spec import Bounds, NamespaceKey
 from mindgrid.cluster.table import Holding, Seat, Table, route_of
-from mindgrid.shards.driver import SemanticShard
-from mindgrid.shards.errors import Moved, NotFound, Unavailable
+from mindgrid.shards.clock import Instant, SystemClock
+from mindgrid.shards.driver import Found, SemanticShard
+from mindgrid.shards.errors import MindgridError, Moved, NotFound, Unavailable
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.types import Upsert
+from mindgrid.shards.types import (
+    Answer,
+    Command,
+    Query,
+    Result,
+    Selection,
+    Stamp,
+    Upsert,
+    Upserted,
+    Want,
+)
 
 NOTES = NamespaceKey("semantic", "notes")
 HOLDING = Holding(namespace("notes", 8), 1)
@@ -177,6 +189,190 @@ def test_a_host_whose_clock_is_off_refuses_writes_and_answers_reads(host: Host) 
                 assert isinstance(outcome.rebuild(), Unavailable)
                 assert "its clock is" in str(outcome.rebuild())
             assert isinstance(port.decode_answers(await host.search(search(1)))[0], Done)
+
+    run(claim)
+
+
+def get(epoch: int, shard: int, stamp: Stamp | None = None) -> bytes:
+    item = port.GetItem(NOTES, 1, ((shard, "r00000"),), Selection(), Want.VALUES, stamp)
+    return port.encode(port.GetCall(epoch, [item]))
+
+
+def test_a_read_from_the_future_is_refused_by_every_way_in(host: Host) -> None:
+    async def claim() -> None:
+        await host.appoint(appointment(1))
+        await warm(host, 1, 0)
+        for ahead_s, refused in ((0.2, False), (5.0, True), (-60.0, False)):
+            for exactly in (False, True):
+                stamp = Stamp(Instant(SystemClock().now() + int(ahead_s * 1e6)), exactly)
+                item = port.SearchItem(NOTES, 1, (0,), stamp, queries(1))
+                call = port.encode(port.SearchCall(1, False, [item]))
+                for outcome in (
+                    port.decode_answers(await host.search(call))[0],
+                    port.decode_found(await host.get(get(1, 0, stamp)))[0],
+                ):
+                    assert isinstance(outcome, Failed) == refused
+                    if isinstance(outcome, Failed):
+                        assert "host-0 is unavailable" in str(outcome.rebuild())
+                        assert "clocks differ" in str(outcome.rebuild())
+
+    run(claim)
+
+
+class Troubled(MemoryShard):
+    """A shard whose reads fail as they are told to."""
+
+    trouble: Exception | None = None
+
+    def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
+        if isinstance(self.trouble, MindgridError):
+            return [self.trouble] * len(queries)
+        if self.trouble is not None:
+            raise self.trouble
+        return super().search(queries, stamp)
+
+    def get(
+        self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
+    ) -> Found | MindgridError:
+        if isinstance(self.trouble, MindgridError):
+            return self.trouble
+        if self.trouble is not None:
+            raise self.trouble
+        return super().get(ids, selection, want, stamp)
+
+
+class Troubles:
+    """An opener that remembers its shards by number, in the order in which they were opened."""
+
+    def __init__(self) -> None:
+        self.made: dict[str, list[Troubled]] = {}
+
+    def __call__(self, opened: Opened) -> SemanticShard:
+        shard = Troubled(CONFIG, opened.clock)
+        self.made.setdefault(opened.folder.name, []).append(shard)
+        return shard
+
+
+@pytest.mark.parametrize("way", ["search", "get"])
+def test_a_shard_that_answers_no_read_is_named_and_opened_anew(way: str) -> None:
+    async def claim() -> None:
+        troubles = Troubles()
+        host = Host(troubles)
+        await host.appoint(appointment(1))
+        await warm(host, 1, 2, 3)
+        troubles.made["s3"][0].trouble = Unavailable("s3", "its journal failed")
+        outcome: object
+        if way == "search":
+            outcome = port.decode_answers(await host.search(search(1, 2, 3)))[0]
+        else:
+            outcome = port.decode_found(await host.get(get(1, 3)))[0]
+        assert isinstance(outcome, Failed)
+        assert str(outcome.rebuild()) == (
+            "shard semantic/notes/3 is unavailable: its journal failed"
+        )
+        await warm(host, 1, 2, 3)
+        assert [len(troubles.made[name]) for name in ("s2", "s3")] == [1, 2]
+        await asyncio.to_thread(host.close)
+
+    run(claim)
+
+
+@pytest.mark.parametrize("way", ["search", "get"])
+def test_a_bug_in_one_shard_fails_only_what_asked_for_it(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def claim() -> None:
+        troubles = Troubles()
+        host = Host(troubles)
+        await host.appoint(appointment(1))
+        await warm(host, 1, 2, 3)
+        troubles.made["s3"][0].trouble = ZeroDivisionError("a bug")
+        outcomes: Sequence[object]
+        if way == "search":
+            items = [port.SearchItem(NOTES, 1, (n,), None, queries(1)) for n in (2, 3, 2)]
+            call = port.encode(port.SearchCall(1, False, items))
+            outcomes = port.decode_answers(await host.search(call))
+        else:
+            reads = [
+                port.GetItem(NOTES, 1, ((n, "a"),), Selection(), Want.ID, None) for n in (2, 3, 2)
+            ]
+            outcomes = port.decode_found(await host.get(port.encode(port.GetCall(1, reads))))
+        assert [isinstance(outcome, Done) for outcome in outcomes] == [True, False, True]
+        assert isinstance(outcomes[1], Failed)
+        assert str(outcomes[1].rebuild()) == (
+            "shard semantic/notes/3 is unavailable: internal error; see the host's log"
+        )
+        assert "ZeroDivisionError" in caplog.text
+        assert len(troubles.made["s3"]) == 1, "opened anew it would have the same bug"
+        await asyncio.to_thread(host.close)
+
+    run(claim)
+
+
+class Late(MemoryShard):
+    """A shard that is told when its commits are durable."""
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(CONFIG, opened.clock)
+        self.pending: list[Future[Result]] = []
+
+    def submit(self, command: Command) -> Future[Result]:
+        self.pending.append(Future())
+        return self.pending[-1]
+
+
+def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller() -> None:
+    async def claim() -> None:
+        made: list[Late] = []
+
+        def opener(opened: Opened) -> SemanticShard:
+            made.append(Late(opened))
+            return made[-1]
+
+        host = Host(opener)
+        await host.appoint(appointment(1))
+        await warm(host, 1, 0)
+        write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
+        call = port.encode(port.CommitCall(1, [write]))
+        leaving = asyncio.create_task(host.commit(call))
+        while not made[0].pending:
+            await asyncio.sleep(0.001)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert leaving.cancelled()
+        made[0].pending[0].set_result(Upserted((1,), SystemClock().now()))
+        staying = asyncio.create_task(host.commit(call))
+        while len(made[0].pending) < 2:
+            await asyncio.sleep(0.001)
+        made[0].pending[1].set_exception(ZeroDivisionError("a bug"))
+        outcome = port.decode_written(await staying)[0]
+        assert isinstance(outcome, Failed)
+        assert "internal error" in str(outcome.rebuild())
+        await asyncio.to_thread(host.close)
+
+    run(claim)
+
+
+def test_an_opening_that_nobody_waits_for_any_more_is_not_given_up() -> None:
+    gate = threading.Event()
+
+    def opener(opened: Opened) -> SemanticShard:
+        gate.wait(10)
+        return MemoryShard(CONFIG, opened.clock)
+
+    async def claim() -> None:
+        host = Host(opener)
+        await host.appoint(appointment(1))
+        leaving = [asyncio.create_task(warm(host, 1, number)) for number in range(8)]
+        await asyncio.sleep(0.05)
+        for task in leaving:
+            task.cancel()
+        await asyncio.wait(leaving)
+        gate.set()
+        await asyncio.wait_for(warm(host, 1, *range(8)), 5)
+        outcomes = port.decode_answers(await host.search(search(1, *range(8))))
+        assert all(isinstance(outcome, Done) for outcome in outcomes)
+        await asyncio.to_thread(host.close)
 
     run(claim)
 
