@@ -57,10 +57,9 @@ class Semantic:
 
     async def upsert(self, principal: Principal, message: UpsertRequest) -> UpsertResponse:
         """Write all records or none."""
-        transaction_id = convert.transaction_id(message.transaction_id)
-        drafts = convert.drafts(message, transaction_id)
+        drafts = convert.drafts(message)
         ids, result = await self._to_its_end(
-            self._grid.upsert(message.namespace, drafts, transaction_id)
+            self._grid.upsert(message.namespace, drafts, message.transaction_id)
         )
         return UpsertResponse(ids=ids, versions=result.versions)
 
@@ -73,10 +72,10 @@ class Semantic:
 
     async def delete(self, principal: Principal, message: DeleteRequest) -> DeleteResponse:
         """Tombstone a record, or with `hard` remove it."""
-        transaction_id = convert.transaction_id(message.transaction_id)
-        deleted = await self._to_its_end(
-            self._grid.delete(message.namespace, message.id, message.hard, transaction_id)
+        write = self._grid.delete(
+            message.namespace, message.id, message.hard, message.transaction_id
         )
+        deleted = await self._to_its_end(write)
         return DeleteResponse(existed=deleted.existed)
 
     async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:

@@ -90,7 +90,7 @@ class Grid:
         key, route, deadline = await self._begin(namespace, deadline_s)
         query = check_query(query, route.spec.config.space, text)
         if text:
-            query = replace(query, vector=(await self._embed(key, [text]))[0])
+            query = replace(query, vector=(await self._embed(key, [text], deadline))[0])
         return await self._retried(
             deadline, lambda routes: self._search(routes.route(key), query, deadline)
         )
@@ -124,20 +124,28 @@ class Grid:
     ) -> tuple[tuple[str, ...], Upserted]:
         """Write all drafts and return their ids and versions, once durable and visible.
 
-        Empty ids and an empty transaction id are chosen here, once, so that retries write nothing
-        twice. Drafts of one shard are written together or not at all. A batch over several shards
-        is refused as a whole by every check that this process can make, but is committed shard by
+        An empty transaction id is chosen here, once, so that retries write nothing twice. An empty
+        id follows from the transaction id and the draft's place: a caller who repeats both names
+        the same records, in the same shards, where the transaction is known.
+
+        Drafts of one shard are written together or not at all. A batch over several shards is
+        refused as a whole by every check that this process can make, but is committed shard by
         shard: after an error some shards may have their part. Raises PreconditionFailed, and
         Unimplemented for what would need one commit over several shards.
         """
         key, route, deadline = await self._begin(namespace, deadline_s)
-        drafts = tuple(d if d.id else replace(d, id=str(uuid.uuid4())) for d in drafts)
-        command = Upsert(transaction_id or str(uuid.uuid4()), drafts)
+        command = Upsert(transaction_id or str(uuid.uuid4()), ())
+        check_command(command, route.spec.config.space)
+        drafts = tuple(
+            draft if draft.id else replace(draft, id=_id_of(command.transaction_id, index))
+            for index, draft in enumerate(drafts)
+        )
+        command = replace(command, drafts=drafts)
         check_command(command, route.spec.config.space)
         _check_one_commit(route, drafts)
         if not drafts:
             return (), Upserted((), self._clock.now())
-        command = await self._with_vectors(key, command)
+        command = await self._with_vectors(key, command, deadline)
         result = await self._retried(
             deadline, lambda routes: self._upsert(routes.route(key), command, deadline)
         )
@@ -160,12 +168,22 @@ class Grid:
         )
 
     async def ready(self) -> None:
-        """Return once the table is known and every host answers under it; else Unavailable."""
-        routes = await self._refreshed(-1, "")
-        for host, epoch in routes.epochs.items():
-            health = await self._gate(host).health()
-            if health.epoch != epoch:
-                raise Unavailable(host, "it is not appointed yet")
+        """Return once the table is known and every host answers under it; else Unavailable.
+
+        While the coordinator is away the table at hand serves, as it does for every other call.
+        """
+        try:
+            routes = await _within(_TABLE_WAIT_S, "the coordinator", self._refreshed(-1, ""))
+        except Unavailable:
+            if self._routes is None or not self._routes.epochs:
+                raise
+            routes = self._routes
+        await _all(self._is_seated(host, epoch) for host, epoch in routes.epochs.items())
+
+    async def _is_seated(self, host: str, epoch: int) -> None:
+        health = await _within(_HEALTH_WAIT_S, host, self._gate(host).health())
+        if health.epoch != epoch:
+            raise Unavailable(host, "it is not appointed yet")
 
     async def status(self) -> list[port.HostStatus]:
         """Return what each host holds, in the order of the hosts."""
@@ -302,20 +320,31 @@ class Grid:
             part = Part(key.namespace, key.generation, (key.shard,), None)
             await self._warm(gate, part, deadline)
 
-    async def _with_vectors(self, key: NamespaceKey, command: Upsert) -> Upsert:
+    async def _with_vectors(self, key: NamespaceKey, command: Upsert, deadline: Deadline) -> Upsert:
         missing = [index for index, draft in enumerate(command.drafts) if not len(draft.vector)]
         if not missing:
             return command
         drafts = list(command.drafts)
-        vectors = await self._embed(key, [drafts[index].content for index in missing])
+        texts = [drafts[index].content for index in missing]
+        vectors = await self._embed(key, texts, deadline)
         for index, vector in zip(missing, vectors, strict=True):
             drafts[index] = replace(drafts[index], vector=vector)
         return replace(command, drafts=tuple(drafts))
 
-    async def _embed(self, key: NamespaceKey, texts: Sequence[str]) -> NDArray[np.float32]:
+    async def _embed(
+        self, key: NamespaceKey, texts: Sequence[str], deadline: Deadline
+    ) -> NDArray[np.float32]:
+        what = f"the embedder of {key}"
         if self._embedders is None:
-            raise Unavailable(f"the embedder of {key}", "this handle has none; bring vectors")
-        return await self._embedders.embed(key, texts)
+            raise Unavailable(what, "this handle has none; bring vectors")
+        try:
+            # Ends the wait only: what callers share is computed on (embedders/cache.py).
+            async with asyncio.timeout(deadline.left()) as wait:
+                return await self._embedders.embed(key, texts)
+        except TimeoutError:
+            if not wait.expired():
+                raise
+            raise DeadlineExceeded(what, deadline.seconds) from None
 
     # Routing
 
@@ -433,6 +462,24 @@ async def _nothing(routes: Routes) -> None:
 
 
 _ASK_AGAIN_S = 1.0
+# Together less than whoever probes a server waits.
+_TABLE_WAIT_S = 0.5
+_HEALTH_WAIT_S = 1.0
+_IDS = uuid.UUID("6d696e64-6772-5964-8000-7265636f7264")
+
+
+def _id_of(transaction_id: str, index: int) -> str:
+    """Return the id of a draft that came without one."""
+    return str(uuid.uuid5(_IDS, f"{transaction_id}/{index}"))
+
+
+async def _within(seconds: float, what: str, answer: Awaitable[T]) -> T:
+    """Return the answer, or raise Unavailable naming `what` once the time is over."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise Unavailable(what, f"it does not answer within {seconds:g} s") from None
 
 
 def _check_one_commit(route: Route, drafts: Sequence[Draft]) -> None:

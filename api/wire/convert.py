@@ -1,12 +1,7 @@
-"""Messages to what the engine takes, and its answers to messages; shape only, no rules.
-
-Ids and transaction ids are chosen here, once, before anything is routed: a retry inside the
-cluster must carry the same ones.
-"""
+"""Messages to what the engine takes, and its answers to messages; shape only, no rules."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 
 from mindgrid.api.wire.messages import (
@@ -21,30 +16,17 @@ from mindgrid.shards import types
 from mindgrid.shards.errors import InvalidRequest
 from mindgrid.shards.types import Answer, Draft, Predicate, PredicateOp, Query, Selection, Want
 
-_IDS = uuid.UUID("6d696e64-6772-5964-8000-7265636f7264")
 _OPS = {op.value: op for op in PredicateOp}
 
 
-def transaction_id(given: str) -> str:
-    """Return the caller's transaction id, or a fresh one."""
-    return given or str(uuid.uuid4())
+def drafts(request: UpsertRequest) -> tuple[Draft, ...]:
+    """Return one draft for each record."""
+    return tuple(_draft(record) for record in request.records)
 
 
-def drafts(request: UpsertRequest, transaction_id: str) -> tuple[Draft, ...]:
-    """Return one draft for each record; an empty id becomes a UUID.
-
-    That UUID follows from the transaction id and the record's place. So a client's retry under
-    its transaction id names the same records, reaches the same shards, and is known there.
-    """
-    return tuple(
-        _draft(record, record.id or str(uuid.uuid5(_IDS, f"{transaction_id}/{index}")))
-        for index, record in enumerate(request.records)
-    )
-
-
-def _draft(record: Record, id: str) -> Draft:
+def _draft(record: Record) -> Draft:
     return Draft(
-        id=id,
+        id=record.id,
         content=record.content,
         vector=record.vector,
         payload=record.payload,
