@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mindgrid.shards.clock import SystemClock
+from mindgrid.shards.clock import Clock, Instant, SystemClock
 from mindgrid.shards.config import History, ShardConfig
 from mindgrid.shards.shard import LanceShard, Workers
 from mindgrid.shards.types import Delete, Draft, Space, Upsert, Upserted
@@ -32,9 +32,22 @@ CONFIG = ShardConfig(
 )
 
 
-def open_shard(folder: Path, epoch: int) -> LanceShard:
+class HastyClock:
+    """Passes over two minutes whenever it is told, so that what is trimmed by age is met too."""
+
+    def __init__(self) -> None:
+        self._ahead = 0
+
+    def now(self) -> Instant:
+        return Instant(SystemClock().now() + self._ahead)
+
+    def hasten(self) -> None:
+        self._ahead += 120_000_000
+
+
+def open_shard(folder: Path, epoch: int, clock: Clock | None = None) -> LanceShard:
     workers = Workers(ThreadPoolExecutor(1), ThreadPoolExecutor(1))
-    return LanceShard.open(folder, CONFIG, epoch, SystemClock(), workers)
+    return LanceShard.open(folder, CONFIG, epoch, clock or SystemClock(), workers)
 
 
 def batch(k: int) -> Upsert:
@@ -48,9 +61,11 @@ def batch(k: int) -> Upsert:
 
 def main() -> None:
     folder, epoch, first, last = Path(sys.argv[1]), *map(int, sys.argv[2:5])
-    shard = open_shard(folder, epoch)
+    clock = HastyClock()
+    shard = open_shard(folder, epoch, clock)
     print("open", flush=True)
     for k in range(first, last):
+        clock.hasten()
         result = shard.submit(batch(k)).result()
         assert isinstance(result, Upserted)
         print(k, *result.versions, flush=True)
