@@ -18,7 +18,9 @@ import asyncio
 import logging
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from mindgrid.cluster.remote import (
 from mindgrid.cluster.spec import GridSpec
 from mindgrid.cluster.table import Table
 from mindgrid.shards.clock import SystemClock
-from mindgrid.shards.errors import MindgridError, Unavailable
+from mindgrid.shards.errors import ConfigError, MindgridError, Unavailable
 from mindgrid.shards.types import Answer, Query
 
 log = logging.getLogger(__name__)
@@ -99,6 +101,7 @@ class Coordinator:
         self._catalog: Catalog | None = None
         self._trouble: MindgridError = Unavailable(COORDINATOR, "it is starting")
         self._watches: dict[str, _Watch] = {}
+        self._looks = Looks()
         self._nudge = asyncio.Event()
         self._looked = asyncio.Event()
         self._table = (-1, b"")
@@ -108,6 +111,7 @@ class Coordinator:
 
     async def configure(self, spec: GridSpec) -> None:
         """Take the configuration and make it durable; raises ConfigError if it does not fit."""
+        check_storage(self._storage, spec.storage)
         catalog = await self._loaded(_START_WAIT_S)
         async with self._changing:
             await asyncio.to_thread(catalog.configure, spec)
@@ -165,7 +169,10 @@ class Coordinator:
 
     async def _look_at_all(self, catalog: Catalog) -> None:
         await self._add_hosts(catalog)
-        await asyncio.gather(*(self._look_at(catalog, entry) for entry in catalog.hosts))
+        entries = {entry.name: entry for entry in catalog.hosts}
+        await self._looks.round(
+            entries, lambda name: self._look_at(catalog, entries[name]), _ROUND_WAIT_S
+        )
 
     async def _add_hosts(self, catalog: Catalog) -> None:
         if not catalog.namespaces:
@@ -270,6 +277,43 @@ class Coordinator:
             return
 
 
+class Looks:
+    """A look at each host, in a task of its own: a slow one delays no other host's next look."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def round(
+        self,
+        names: Iterable[str],
+        look: Callable[[str], Coroutine[None, None, None]],
+        wait_s: float,
+    ) -> None:
+        """Begin a look at every host that no look is under way at; wait, but not for the slow."""
+        for name in names:
+            if name not in self._running:
+                task = self._running[name] = asyncio.create_task(look(name))
+                task.add_done_callback(partial(self._done, name))
+        if self._running:
+            await asyncio.wait(self._running.values(), timeout=wait_s)
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._running[name]
+        if not task.cancelled() and (bug := task.exception()):
+            # It must not leave the host, nor the others, without anyone who brings them back.
+            log.error("looking after %s failed", name, exc_info=bug)
+
+
+def check_storage(own: Path, wanted: Path) -> None:
+    """Refuse a configuration with another storage folder than the one that is served."""
+    if own.resolve() != wanted.resolve():
+        raise ConfigError(
+            "storage.path",
+            f"is {wanted}, but this Ray cluster's mindgrid serves {own}; write that folder, or "
+            "use another Ray cluster",
+        )
+
+
 class _Own:
     """The `Directory` of the coordinator's own grid."""
 
@@ -327,7 +371,7 @@ def ensure_coordinator(
 ) -> Actor:
     """Return the coordinator's actor, created if there is none. Blocks; Ray must be connected."""
     kind = detached(ray.remote(Coordinator), COORDINATOR, ActorPlace(ray_namespace))
-    return kind.remote(str(storage), ray_namespace, opener)
+    return kind.remote(str(storage.absolute()), ray_namespace, opener)
 
 
 def configure(spec: GridSpec, ray_namespace: str = RAY_NAMESPACE) -> Actor:
@@ -337,6 +381,8 @@ def configure(spec: GridSpec, ray_namespace: str = RAY_NAMESPACE) -> Actor:
     opened: StorageLocked, Corruption, Unavailable.
     """
     actor = ensure_coordinator(spec.storage, ray_namespace)
+    # The actor's process may have another working folder.
+    spec = replace(spec, storage=spec.storage.absolute())
     asyncio.run(ours(COORDINATOR, actor.configure.remote(spec)))
     return actor
 
@@ -356,6 +402,7 @@ def _exit() -> None:
 
 
 _LOOK_EVERY_S = 0.5
+_ROUND_WAIT_S = 1.0
 _HEALTH_WAIT_S = 2.0
 _APPOINT_WAIT_S = 30.0
 _START_WAIT_S = 10.0
