@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -107,8 +107,14 @@ def running_server(storage: Path) -> ServerRecord | None:
     return record if record and is_running(record.supervisor.process) else None
 
 
+def keep_last(log_file: Path) -> None:
+    """Put a run's log aside as `.1`, in place of the one before: why it ended may be asked yet."""
+    with contextlib.suppress(FileNotFoundError):
+        log_file.replace(log_file.with_name(f"{log_file.name}.1"))
+
+
 @dataclass(slots=True)
-class _Child:
+class Child:
     """A process that is to run, and when it may next be started."""
 
     name: str
@@ -124,7 +130,7 @@ class _Child:
         """Return whether it does not run and may be started now."""
         return self.running is None and time.monotonic() >= self.next_start
 
-    def start(self, command: list[str], env: dict[str, str]) -> None:
+    def start(self, command: list[str], env: Mapping[str, str]) -> None:
         """Start it in a process group of its own: Ray's reaper kills the group it is in."""
         with self.log_file.open("ab") as out:
             self.running = subprocess.Popen(
@@ -143,7 +149,8 @@ class _Child:
             return False
         if time.monotonic() - self.started > 2 * self.pause_most_s:
             self.failures = 0
-        pause_s = min(self.pause_first_s * 2**self.failures, self.pause_most_s)
+        # A float has room for 2**1023, and a server that is tried for ever gets there.
+        pause_s = min(self.pause_first_s * 2 ** min(self.failures, 16), self.pause_most_s)
         log.info("%s ended with %s; it may start again in %g s", self.name, code, pause_s)
         self.failures += 1
         self.next_start = time.monotonic() + pause_s
@@ -231,7 +238,7 @@ class Supervisor:
             )
         self._session.prepare()
         for child in (self._head, self._driver):
-            child.log_file.unlink(missing_ok=True)
+            keep_last(child.log_file)
         self._give_up_at = time.monotonic() + self._options.ready_wait_s
 
     def _tend(self) -> None:
@@ -336,11 +343,11 @@ class Supervisor:
         # A server that was ready keeps trying: the disk may come back, the file be restored.
         log.error("%s", error)
 
-    def _give_up_after_too_many(self, child: _Child) -> None:
+    def _give_up_after_too_many(self, child: Child) -> None:
         if child.failures >= self._options.attempts:
             self._give_up(child, f"it ended {child.failures} times")
 
-    def _give_up(self, child: _Child, reason: str) -> None:
+    def _give_up(self, child: Child, reason: str) -> None:
         if not self._ready_once:
             words = f"{reason}; the end of {child.log_file}:\n{child.last_words()}"
             raise Unavailable(f"the server ({child.name})", words)
@@ -377,10 +384,10 @@ class Supervisor:
     def _report_file(self) -> Path:
         return self._run / "driver.json"
 
-    def _child(self, name: str) -> _Child:
+    def _child(self, name: str) -> Child:
         options = self._options
         log_file = self._run / f"{name}.log"
-        return _Child(name, log_file, options.pause_first_s, options.pause_most_s)
+        return Child(name, log_file, options.pause_first_s, options.pause_most_s)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
