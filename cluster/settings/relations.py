@@ -29,6 +29,12 @@ def problems(settings: Settings) -> Iterator[Problem]:
     yield from _namespaces(settings)
     if settings.cluster.retry_most < settings.cluster.retry_first:
         yield ("cluster", "retry_most"), "must not be shorter than cluster.retry_first"
+    if settings.engine.transactions_kept < settings.cluster.deadline:
+        yield (
+            ("engine", "transactions_kept"),
+            f"must be at least cluster.deadline, {settings.cluster.deadline:g} s: a write that is "
+            "tried again within it would be done twice",
+        )
 
 
 def _server(settings: Settings) -> Iterator[Problem]:

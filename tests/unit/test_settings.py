@@ -233,6 +233,7 @@ def test_all_problems_are_reported_at_once_in_the_files_order(files: Files) -> N
         ("policy: {default: deny}", "policy.default must be allow until"),
         ("engine: {seal_after: 60}", "must be a duration with a unit"),
         ("cluster: {retry_first: 2s}", "must not be shorter than cluster.retry_first"),
+        ("engine: {transactions_kept: 0s}", "must be at least cluster.deadline, 30 s"),
     ],
 )
 def test_an_impossible_setting_is_refused(files: Files, yaml: str, words: str) -> None:
