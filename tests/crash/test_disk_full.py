@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.disks import fill, small_disk
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.errors import Unavailable
@@ -21,33 +19,8 @@ DISK_BYTES = 4 << 20
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of DISK_BYTES."""
-    mount = shutil.which("mount")
-    if os.geteuid() != 0 or mount is None:
-        pytest.skip("only root may mount the small tmpfs that this test fills")
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    ballast = disk / "ballast"
-    with open(ballast, "wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1):
-            try:
-                while True:
-                    file.write(bytes(size))
-            except OSError:
-                pass
-    return ballast
+    with small_disk(tmp_path / "disk", DISK_BYTES) as folder:
+        yield folder
 
 
 def append_until_full(journal: Journal) -> tuple[int, str]:
