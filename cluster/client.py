@@ -15,10 +15,10 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mindgrid.cluster import port
@@ -440,7 +440,7 @@ class Grid:
 
     async def _warm(self, gate: Gate, part: Part, deadline: Deadline) -> None:
         """Wait until the shards are open or have failed: one call, however many callers wait."""
-        key = (gate.host, replace(part, stamp=None))
+        key = (gate.host, part._replace(stamp=None))
         task = self._warming.get(key)
         if task is None:
             shards = [ShardKey(part.namespace, part.generation, shard) for shard in part.shards]

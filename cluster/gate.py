@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from mindgrid.cluster import port
 from mindgrid.cluster.lanes import Lane, LaneBounds
@@ -19,8 +19,7 @@ class HostAway(Unavailable):
     """A call did not come through; another host may have taken over, or this one may be back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """The shards of one namespace that live on one host, and the stamp if the caller sets one."""
 
     namespace: NamespaceKey

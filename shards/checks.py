@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from mindgrid.shards.clock import YEAR_1, YEAR_9999, Instant
 from mindgrid.shards.errors import InvalidRequest

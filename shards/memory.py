@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from mindgrid.shards.checks import check_repeat, numeric
 from mindgrid.shards.clock import Clock, Instant
@@ -159,7 +161,7 @@ class MemoryShard:
         if current is None or current.deleted_at is not None:
             return
         if current.valid_to is None or current.valid_to > valid_from:
-            self._change(replace(current, valid_to=valid_from), now)
+            self._change(structs.replace(current, valid_to=valid_from), now)
 
     def _delete(self, command: Delete, now: Instant) -> Deleted:
         current = self._newest(command.id)
@@ -170,7 +172,7 @@ class MemoryShard:
             return Deleted(True, now)
         if current.deleted_at is not None:
             return Deleted(False, now)
-        self._change(replace(current, deleted_at=now), now)
+        self._change(structs.replace(current, deleted_at=now), now)
         return Deleted(True, now)
 
     def _newest(self, id: str) -> Record | None:
@@ -260,7 +262,7 @@ def _matches(predicate: Predicate, record: Record) -> bool:
 
 def _cut(record: Record, want: Want) -> Record:
     """Return the record without the parts that were not asked for."""
-    return replace(
+    return structs.replace(
         record,
         payload=record.payload if want & Want.PAYLOAD else b"",
         vector=record.vector if want & Want.VECTOR else NO_VECTOR,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
+from msgspec import field
 from numpy.typing import NDArray
 
 from mindgrid.shards.clock import Instant
@@ -32,8 +34,14 @@ class Space:
     dimensions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class _Value(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What travels by the hundred: made and encoded at a fifth of what a dataclass costs.
+
+    Positional on the wire between processes, and left to reference counting: none holds a cycle.
+    """
+
+
+class Draft(_Value, frozen=True):
     """A record as a writer hands it in: id chosen, times unset where the shard decides.
 
     `vector` has length 0 until the content is embedded; a shard takes only drafts with a vector.
@@ -41,7 +49,7 @@ class Draft:
 
     id: str
     content: str
-    vector: Vector = field(default_factory=lambda: NO_VECTOR)
+    vector: Vector = NO_VECTOR
     payload: bytes = b""
     metadata: Mapping[str, str] = field(default_factory=dict)
     created_at: Instant | None = None
@@ -53,8 +61,7 @@ class Draft:
     if_version: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(_Value, frozen=True):
     """A stored record, as one instant of the store's knowledge saw it.
 
     What an answer leaves out is empty: `vector` has length 0, `payload` and `content` too.
@@ -74,16 +81,14 @@ class Record:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
-class Upsert:
+class Upsert(_Value, frozen=True):
     """Write all drafts or none. An empty `transaction_id` is never remembered."""
 
     transaction_id: str
     drafts: tuple[Draft, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(_Value, frozen=True):
     """Tombstone a record, or with `hard` remove it at every instant of knowledge."""
 
     transaction_id: str
@@ -94,16 +99,14 @@ class Delete:
 Command = Upsert | Delete
 
 
-@dataclass(frozen=True, slots=True)
-class Upserted:
+class Upserted(_Value, frozen=True):
     """The new versions, aligned with the drafts, and when the commit took effect."""
 
     versions: tuple[int, ...]
     committed_at: Instant
 
 
-@dataclass(frozen=True, slots=True)
-class Deleted:
+class Deleted(_Value, frozen=True):
     """Whether there was a record to delete, and when the commit took effect."""
 
     existed: bool
@@ -125,8 +128,7 @@ class PredicateOp(enum.Enum):
     IN = 7
 
 
-@dataclass(frozen=True, slots=True)
-class Predicate:
+class Predicate(_Value, frozen=True):
     """One comparison with the value under `key`; a record without the key never matches."""
 
     key: str
@@ -134,8 +136,7 @@ class Predicate:
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(_Value, frozen=True):
     """Which records a read may return; the parts are ANDed, an empty one matches everything."""
 
     equals: Mapping[str, str] = field(default_factory=dict)
@@ -157,22 +158,20 @@ class Want(enum.IntFlag):
     VECTOR = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(_Value, frozen=True):
     """The `top_k` records nearest to `vector` by cosine among those `selection` allows.
 
     `vector` has length 0 until the query's text is embedded; a shard takes only embedded queries.
     """
 
-    vector: Vector = field(default_factory=lambda: NO_VECTOR)
+    vector: Vector = NO_VECTOR
     top_k: int = TOP_K_DEFAULT
     selection: Selection = field(default_factory=Selection)
     want: Want = Want.VALUES
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
+class Stamp(_Value, frozen=True):
     """When a read takes place.
 
     A shard answers at the later of `at` and its newest commit and names that instant; with
@@ -183,8 +182,7 @@ class Stamp:
     exactly: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(_Value, frozen=True):
     """One record found; `score` is the cosine in [-1, 1], float32 precision."""
 
     id: str
@@ -192,8 +190,7 @@ class Hit:
     record: Record | None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(_Value, frozen=True):
     """The hits of one query, best first, ties to the smaller id.
 
     `instant` is the instant answered at; `exact` says that no better record can have been missed;

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tests.support.grids import (
     CONFIG,
     QUICK_RETRIES,
@@ -42,7 +43,7 @@ NO_VECTOR = np.empty(0, dtype=np.float32)
 
 
 def text_draft(id: str, content: str, **more: object) -> Draft:
-    return replace(Draft(id, content, NO_VECTOR), **more)  # type: ignore[arg-type]
+    return replace(Draft(id, content, NO_VECTOR), **more)
 
 
 def in_shard(shard: int, shards: int) -> str:
@@ -357,7 +358,7 @@ def test_a_shard_that_gives_up_is_opened_anew(tmp_path: Path) -> None:
 def test_deadlines_and_full_queues_reach_the_caller(tmp_path: Path) -> None:
     async def claim() -> None:
         flaky = Flaky()
-        bounds = replace(QUICK_RETRIES, waiting_max=4, batch_queries=1, quick_calls=1)
+        bounds = dataclasses.replace(QUICK_RETRIES, waiting_max=4, batch_queries=1, quick_calls=1)
         async with local_grid(tmp_path, namespace("n"), opener=flaky, bounds=bounds) as (grid, _):
             flaky.gate.clear()
             with pytest.raises(DeadlineExceeded):

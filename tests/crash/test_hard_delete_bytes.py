@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 import sqlite3
 from collections import defaultdict
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -237,7 +237,7 @@ def test_the_index_forgets_a_direction_that_only_the_deleted_record_had(tmp_path
     shard = open_here(folder, clock=clock)
     for first in range(0, 72, 24):
         near = [
-            dataclasses.replace(one, vector=one.vector / np.float32(10) - VECTOR)
+            msgspec.structs.replace(one, vector=one.vector / np.float32(10) - VECTOR)
             for one in map(draft, range(first, first + 24))
         ]
         more = (secret(),) if first == 0 else ()

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import pytest
 import ray
@@ -118,7 +119,7 @@ def test_errors_are_those_of_every_other_way_in(server: Server) -> None:
     with pytest.raises(NotFound, match="semantic/nothing"):
         server.handle.get("nothing", ["a"])
     with pytest.raises(InvalidRequest, match="top_k"):
-        server.handle.search("basic", replace(queries(1)[0], top_k=10_001))
+        server.handle.search("basic", msgspec.structs.replace(queries(1)[0], top_k=10_001))
 
 
 def test_tasks_connect_by_themselves(server: Server) -> None:

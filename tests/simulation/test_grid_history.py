@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from msgspec.structs import replace
 
 from mindgrid.cluster.client import Grid
 from mindgrid.cluster.host import Opened, open_shard
@@ -111,7 +112,7 @@ class Grids:
 
     async def _write(self, command: Command) -> None:
         # An id that is used twice for two batches is remembered shard by shard.
-        command = dataclasses.replace(command, transaction_id="")
+        command = replace(command, transaction_id="")
         try:
             found: object = await self._commit(command)
         except Unimplemented:
@@ -129,12 +130,12 @@ class Grids:
         return await self.grid.delete("h", command.id, command.hard, command.transaction_id)
 
     async def _search(self, search: Search) -> None:
-        selection = dataclasses.replace(
+        selection = replace(
             search.query.selection,
             as_of=self._ago(search.as_of_ago),
             known_at=self._ago(search.known_at_ago),
         )
-        query = dataclasses.replace(search.query, selection=selection)
+        query = replace(search.query, selection=selection)
         expected = self.oracle.search([query], Stamp(self.clock.now()))[0]
         assert isinstance(expected, Answer)
         assert view(await self.grid.search("h", query)) == view(expected)
@@ -160,7 +161,7 @@ def test_every_history_reads_like_one_shard_of_the_oracle(shards: int) -> None:
     seen: Counter[str] = Counter()
 
     @settings(
-        max_examples=14,
+        max_examples=20,
         deadline=None,
         database=None,
         phases=[Phase.explicit, Phase.generate],

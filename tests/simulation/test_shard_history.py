@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from msgspec.structs import asdict, replace
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.config import History, ShardConfig
@@ -23,6 +23,7 @@ from mindgrid.shards.types import (
     Answer,
     Command,
     Delete,
+    Record,
     Result,
     Selection,
     Space,
@@ -108,12 +109,12 @@ class Pair:
                 self._get(operation)
 
     def _search(self, search: Search) -> None:
-        selection = dataclasses.replace(
+        selection = replace(
             search.query.selection,
             as_of=self._ago(search.as_of_ago),
             known_at=self._ago(search.known_at_ago),
         )
-        query = dataclasses.replace(search.query, selection=selection)
+        query = replace(search.query, selection=selection)
         stamp = Stamp(self.clock.now())
         expected = self.oracle.search([query], stamp)[0]
         answer = self.shard.search([query], stamp)[0]
@@ -165,10 +166,10 @@ def view(answer: Answer) -> object:
     return hits, answer.instant, answer.scanned
 
 
-def record_view(record: object) -> object:
+def record_view(record: Record | None) -> object:
     if record is None:
         return None
-    fields = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+    fields = asdict(record)
     return {**fields, "vector": fields["vector"].tobytes(), "metadata": dict(fields["metadata"])}
 
 

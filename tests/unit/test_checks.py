@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mindgrid.shards.checks import (
     check_command,
@@ -172,9 +171,9 @@ def test_if_version_is_an_unsigned_64_bit_number() -> None:
 
 
 def test_wrong_types_from_a_handle_are_refused_too() -> None:
-    assert "not int" in str(refusal(replace(DRAFT, id=7)))  # type: ignore[arg-type]
-    assert "not int" in str(refusal(replace(DRAFT, metadata={"n": 7})))  # type: ignore[dict-item]
-    assert "not str" in str(refusal(replace(DRAFT, payload="x")))  # type: ignore[arg-type]
+    assert "not int" in str(refusal(replace(DRAFT, id=7)))
+    assert "not int" in str(refusal(replace(DRAFT, metadata={"n": 7})))
+    assert "not str" in str(refusal(replace(DRAFT, payload="x")))
 
 
 def test_the_bad_draft_of_a_batch_is_named() -> None:
