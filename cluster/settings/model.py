@@ -366,7 +366,8 @@ class Engine(Section):
     )
     transactions_kept: Annotated[Duration, Field(ge=0)] = Field(
         default=_default(ShardConfig, "transactions_kept_s"),
-        description="How long a repeated transaction id returns the first result.",
+        description="How long a repeated transaction id returns the first result; "
+        "at least cluster.deadline.",
         examples=["10m"],
     )
 
