@@ -86,6 +86,12 @@ def load_driver(driver: Driver) -> None:
         importlib.import_module("mindgrid.shards.shard")
 
 
+def load_writers(drivers: Iterable[Driver]) -> None:
+    """Import what no read needs, some time after the start: for seconds it slows all else down."""
+    if Driver.LANCE in drivers:
+        importlib.import_module("lancedb")
+
+
 @runtime_checkable
 class Tended(Protocol):
     """A shard with work that is due by time and not by a call."""
@@ -139,6 +145,7 @@ class Host:
         self._storage = Path()
         self._routes = Routes(Table(0, Bounds(), (), ()))
         self._slots: dict[ShardKey, _Slot] = {}
+        self._drivers: set[Driver] = set()
         self._skew_us = 0
         cores = os.cpu_count() or 1
         self._quick = ThreadPoolExecutor(max(2, cores), "quick")
@@ -426,13 +433,14 @@ class Host:
             self._storage = Path(appointment.storage)
             self._routes = Routes(appointment.table)
             self._epoch = appointment.epoch
+            self._drivers = {holding.spec.driver for holding in appointment.table.holdings}
             if self._tending is None:
                 self._tending = threading.Thread(target=self._tend, name="tend", daemon=True)
                 self._tending.start()
             leaving = [slot for key, slot in self._slots.items() if self._spec_of(key) != slot.spec]
             for slot in leaving:
                 del self._slots[slot.key]
-        for driver in {holding.spec.driver for holding in appointment.table.holdings}:
+        for driver in self._drivers:
             self._opens.submit(load_driver, driver)
         for slot in leaving:
             # Before the new owner is appointed, which would find the folder locked.
@@ -442,6 +450,8 @@ class Host:
                 slot.shard.close()
 
     def _tend(self) -> None:
+        if not self._closed.wait(_TEND_EVERY_S):
+            self._maintenance.submit(load_writers, self._drivers)
         while not self._closed.wait(_TEND_EVERY_S):
             with self._lock:
                 shards = [slot.shard for slot in self._slots.values()]

@@ -83,7 +83,7 @@ class SegmentInfo(msgspec.Struct, frozen=True):
     files: tuple[FileDigest, ...]
 
 
-class StoredRow(msgspec.Struct, frozen=True):
+class StoredRow(msgspec.Struct, frozen=True, gc=False):
     """A row on its way into a segment."""
 
     number: int
