@@ -169,7 +169,7 @@ def test_a_merge_that_does_not_fit_is_put_off_and_reads_go_on(
     assert_whole_after_reopening(folder, 12)
 
 
-@pytest.mark.parametrize("left", [0, 4 << 10, 40 << 10])
+@pytest.mark.parametrize("left", [0, 4 << 10, 16 << 10])
 def test_an_index_that_does_not_fit_is_put_off_and_reads_go_on(
     disk: Path, left: int, caplog: pytest.LogCaptureFixture
 ) -> None:
