@@ -178,6 +178,8 @@ class Session:
             # A driver or worker whose head is gone ends this soon.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Thirty seconds for its processes to come up, which a busy machine may exceed.
+            "RAY_raylet_start_wait_time_s": "180",
         }
         return {**defaults, **inherited, **ours, **_token(inherited)}
 

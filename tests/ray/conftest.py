@@ -22,13 +22,10 @@ def ray_cluster() -> Iterator[str]:
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [source, root, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
+    # Ray gives its processes 30 s to come up, which a busy machine may exceed.
+    os.environ["RAY_raylet_start_wait_time_s"] = "180"
     folder = tempfile.mkdtemp(prefix="mg", dir="/tmp")
-    try:
-        context = _start(folder)
-    except Exception:  # noqa: BLE001 - it raises no class of its own for this
-        # Ray gives its processes 30 s to come up, which a busy machine may exceed.
-        ray.shutdown()
-        context = _start(folder)
+    context = _start(folder)
     yield context.address_info["address"]
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
