@@ -23,7 +23,7 @@ def ray_cluster() -> Iterator[str]:
         [source, root, *filter(None, [os.environ.get("PYTHONPATH")])]
     )
     # Ray gives its processes 30 s to come up, which a busy machine may exceed.
-    os.environ["RAY_raylet_start_wait_time_s"] = "180"
+    os.environ.update(RAY_raylet_start_wait_time_s="180")  # Ray spells it so
     folder = tempfile.mkdtemp(prefix="mg", dir="/tmp")
     context = _start(folder)
     yield context.address_info["address"]
