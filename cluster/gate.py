@@ -40,7 +40,13 @@ class Gate:
         self._port = way
         self._heavy_top_k = bounds.heavy_top_k
         waiting = bounds.waiting_max
-        quick = LaneBounds(bounds.quick_calls, bounds.batch_queries, waiting)
+        quick = LaneBounds(
+            calls=bounds.quick_calls,
+            batch_items=bounds.batch_queries,
+            waiting_max=waiting,
+            beside_items=max(1, bounds.batch_queries // 4),
+            beside_s=_BESIDE_S,
+        )
         heavy = LaneBounds(1, bounds.batch_queries, waiting)
         write = LaneBounds(
             bounds.write_calls, bounds.batch_writes, bounds.writes_max, bounds.batch_bytes
@@ -142,4 +148,6 @@ def write_bytes(write: port.Write) -> int:
 
 
 _COMMAND_BYTES = 256
+_BESIDE_S = 0.005
+"""What a call to a host costs at both ends, about; so long a query may wait to save one."""
 _OPENING = Opening()

@@ -77,6 +77,35 @@ def test_no_more_calls_are_under_way_than_the_bound_and_no_batch_is_larger() -> 
     in_a_loop(claim)
 
 
+def test_a_second_call_leaves_once_it_is_worth_one_or_late() -> None:
+    async def claim() -> None:
+        host = Host()
+        bounds = LaneBounds(2, 4, waiting_max=100, beside_items=3, beside_s=0.05)
+        lane = Lane("quick", host, bounds)
+        futures = [lane.submit("a", 1, Deadline.after(5))]
+        await asyncio.sleep(0.01)
+        futures += [lane.submit("a", work, Deadline.after(5)) for work in (2, 3)]
+        await asyncio.sleep(0.01)
+        assert host.calls == [[1]]
+        futures.append(lane.submit("a", 4, Deadline.after(5)))
+        await asyncio.sleep(0.01)
+        assert host.calls == [[1], [2, 3, 4]]
+        host.gate.set()
+        await asyncio.gather(*futures)
+
+        host = Host()
+        lane = Lane("quick", host, bounds)
+        futures = [lane.submit("a", 1, Deadline.after(5))]
+        await asyncio.sleep(0.01)
+        futures.append(lane.submit("a", 2, Deadline.after(5)))
+        await asyncio.sleep(0.2)
+        assert host.calls == [[1], [2]]
+        host.gate.set()
+        await asyncio.gather(*futures)
+
+    in_a_loop(claim)
+
+
 def test_a_flood_of_one_namespace_delays_another_by_one_item_each() -> None:
     async def claim() -> None:
         host = Host()
