@@ -6,7 +6,9 @@ A third of a constant answer's time went into FastAPI's and Starlette's eight la
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
@@ -19,6 +21,8 @@ from mindgrid.api.wire.http import Answer, ClientGone, Receive, Scope, Send
 from mindgrid.api.wire.messages import DeleteRequest, Message, SearchRequest, UpsertRequest
 
 BODY_BYTES_MAX = 32 * 2**20
+_LARGE_BYTES = 64 * 1024
+"""Bodies from this size on are read beside the event loop, one at a time: 13 ms for a megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,7 @@ class Door:
     ) -> None:
         """Answer from `grid`; `bench` adds the route of a constant answer."""
         self._body_bytes_max = body_bytes_max
+        self._reader = ThreadPoolExecutor(1, "large bodies")
         self._bench = bench
         self._grid = grid
         self._verbs = _verbs(grid)
@@ -73,7 +78,11 @@ class Door:
         body = await http.read_body(scope, receive, self._body_bytes_max)
         principal = ANONYMOUS
         http.check_content_type(scope)
-        message = codec.decode(verb.request, body)
+        if len(body) < _LARGE_BYTES:
+            message = codec.decode(verb.request, body)
+        else:
+            loop = asyncio.get_running_loop()
+            message = await loop.run_in_executor(self._reader, codec.decode, verb.request, body)
         return Answer(200, codec.encode(await verb.handler(principal, message)))
 
     async def _health(self, scope: Scope) -> Answer:
