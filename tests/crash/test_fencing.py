@@ -169,7 +169,6 @@ def _try_to_append(journal: Journal, lock: FolderLock) -> None:
     os._exit(1)
 
 
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe:UserWarning")  # the child uses none
 def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     journal = Journal(lock, 1)
