@@ -241,12 +241,17 @@ def kill_coordinator(server: KillableServer) -> None:
 
 
 def kill_raylet(server: KillableServer) -> None:
-    server.kill("raylet")
-    eventually(server.is_ready)
+    kill_of_the_head(server, "raylet")
 
 
 def kill_gcs(server: KillableServer) -> None:
-    server.kill("gcs_server")
+    kill_of_the_head(server, "gcs_server")
+
+
+def kill_of_the_head(server: KillableServer, name: str) -> None:
+    server.kill(name)
+    # The orphaned door answers on for seconds, until the supervisor ends it with all the rest.
+    server.named(name)
     eventually(server.is_ready)
 
 
