@@ -92,8 +92,10 @@ class Gate:
             SearchItem(p.namespace, p.generation, p.shards, p.stamp, [batch[i][1] for i in indexes])
             for p, indexes in groups.items()
         ]
-        call = port.encode(port.SearchCall(self.epoch, heavy, items))
-        outcomes = iter(port.decode_answers(await self._call(self._port.search, call)))
+        call = port.encode(port.SearchCall(self.epoch, items))
+        outcomes = iter(
+            port.decode_answers(await self._call(partial(self._port.search, heavy=heavy), call))
+        )
         results: list[Answer | Opening | MindgridError] = [_OPENING] * len(batch)
         for indexes in groups.values():
             for index in indexes:

@@ -1,8 +1,8 @@
 """A host: many shards of many namespaces in one process, opened when they are first asked for.
 
-Nothing here knows Ray; `remote.HostActor` puts it into an actor and `local` into this process.
-Methods may be called from several event loops at once (an actor's concurrency groups have one
-each), so the state is guarded by a thread lock and the work is done in pools of threads.
+Nothing here knows Ray; `remote.HostActor` puts it into an actor and `local` into this process. Both
+call it from pools of threads (`THREADS`), whose calls wait for whatever they need; it guards its
+state with one lock.
 
 A shard is in one of four states: closed ─► opening ─► open, or failed with an error and a time at
 which the next call tries again. A failed open is never an exception and never an empty shard.
@@ -10,18 +10,16 @@ which the next call tries again. A failed open is never an exception and never a
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
@@ -51,7 +49,13 @@ from mindgrid.shards.types import Result, Stamp
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+THREADS = {"search": 4, "heavy": 1, "get": 2, "commit": 32, "warm": 4, "control": 4}
+"""How many calls of each kind are worked on at once: a kind that is full delays no other.
+
+Searches hold Python's lock for most of their time, so more threads would only wait for each other.
+A commit waits for its disk; only calls that wait for nothing else are `control`: a busy host must
+not look dead.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,125 +151,113 @@ class Host:
         self._slots: dict[ShardKey, _Slot] = {}
         self._drivers: set[Driver] = set()
         self._skew_us = 0
-        cores = os.cpu_count() or 1
-        self._quick = ThreadPoolExecutor(max(2, cores), "quick")
-        self._heavy = ThreadPoolExecutor(1, "heavy")
-        self._writes = ThreadPoolExecutor(2, "write")
         self._opens = ThreadPoolExecutor(2, "open")
         # A group commit holds its thread while the disk syncs, and right after an open for
         # `skew_max_s`: with few threads, one namespace's start would delay the others' writes.
         self._commits = ThreadPoolExecutor(8, "commit")
         self._maintenance = background_pool(1, "maintenance")
-        # Control calls wait for nothing but these: a busy pool must not make a host look dead.
-        self._control = ThreadPoolExecutor(2, "control")
         self._closed = threading.Event()
         self._tending: threading.Thread | None = None
 
-    async def search(self, call: bytes) -> bytes:
+    def search(self, call: bytes) -> bytes:
         """See `Port.search`."""
         decoded = port.decode_search(call)
         self._check_epoch(decoded.epoch)
-        pool = self._heavy if decoded.heavy else self._quick
-        return await _run(pool, partial(self._search, decoded))
+        outcomes: list[port.AnswerOutcome] = []
+        for item in decoded.items:
+            outcomes += self._search(item)
+        return port.encode(outcomes)
 
-    async def get(self, call: bytes) -> bytes:
+    def get(self, call: bytes) -> bytes:
         """See `Port.get`."""
         decoded = port.decode_get(call)
         self._check_epoch(decoded.epoch)
-        return await _run(self._quick, partial(self._get, decoded))
+        return port.encode([self._get(item) for item in decoded.items])
 
-    async def commit(self, call: bytes) -> bytes:
+    def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
-        submitted = await _run(self._writes, partial(self._submit, call))
-        running = [one.done for one in submitted if isinstance(one, _Running)]
-        await asyncio.gather(*map(_shielded, running), return_exceptions=True)
+        decoded = port.decode_commit(call)
+        self._check_epoch(decoded.epoch)
+        submitted = [self._submit(item) for item in decoded.items]
+        wait([one.done for one in submitted if isinstance(one, _Running)])
         return port.encode(
             [one.outcome() if isinstance(one, _Running) else one for one in submitted]
         )
 
-    async def warm(self, call: bytes) -> bytes:
+    def warm(self, call: bytes) -> bytes:
         """See `Port.warm`."""
         decoded = port.decode_warm(call)
         self._check_epoch(decoded.epoch)
+        wait([state for state in map(self._ask, decoded.shards) if isinstance(state, Future)])
         outcomes: list[port.WarmOutcome] = []
-        for state in [self._ask(key) for key in decoded.shards]:
-            if isinstance(state, Future):
-                await _shielded(state)
         for key in decoded.shards:
             # A failure that is over its back-off would be tried again here, so it is read as is.
             failure = self._slots[key].failure if key in self._slots else None
             outcomes.append(failed(failure) if failure else Done(None))
         return port.encode(outcomes)
 
-    async def appoint(self, appointment: bytes) -> bytes:
+    def appoint(self, appointment: bytes) -> bytes:
         """See `Port.appoint`; raises Moved for an epoch older than the one it has."""
-        decoded = port.decode_appointment(appointment)
-        await _run(self._control, partial(self._take_office, decoded))
-        return await self.health()
+        self._take_office(port.decode_appointment(appointment))
+        return self.health()
 
-    async def health(self, skew_us: int | None = None) -> bytes:
+    def health(self, skew_us: int | None = None) -> bytes:
         """See `Port.health`."""
         if skew_us is not None:
             self._skew_us = skew_us
         return port.encode(self._health())
 
-    async def status(self) -> bytes:
+    def status(self) -> bytes:
         """See `Port.status`."""
-        return await _run(self._control, self._status)
+        with self._lock:
+            slots = sorted(self._slots.values(), key=lambda slot: str(slot.key))
+        rss = psutil.Process().memory_info().rss
+        return port.encode(port.HostStatus(self._health(), rss, list(map(_report, slots))))
 
     def close(self) -> None:
-        """Close all shards and refuse further calls; waits for running work."""
+        """Close all shards and refuse further calls; none may be under way."""
         self._closed.set()
         with self._lock:
             self._epoch = -1
             slots = list(self._slots.values())
             self._slots.clear()
-        for pool in (self._writes, self._quick, self._heavy, self._opens):
-            pool.shutdown()
+        self._opens.shutdown()
         for slot in slots:
             if slot.shard is not None:
                 slot.shard.close()
-        for pool in (self._commits, self._maintenance, self._control):
-            pool.shutdown()
+        self._commits.shutdown()
+        self._maintenance.shutdown()
 
     # Reads
 
-    def _search(self, call: port.SearchCall) -> bytes:
-        outcomes: list[port.AnswerOutcome] = []
-        for item in call.items:
-            readers = self._readers(item.namespace, item.generation, item.shards, item.stamp)
-            if isinstance(readers, Failed | Opening):
-                outcomes += [readers] * len(item.queries)
-                continue
-            stamp = item.stamp or stamp_read(self._clock)
-            try:
-                answers = search_shards(list(readers.values()), item.queries, stamp)
-            except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
-                answers = [named(f"namespace {item.namespace}", error)] * len(item.queries)
-            outcomes += [
-                failed(answer) if isinstance(answer, MindgridError) else Done(answer)
-                for answer in answers
-            ]
-            self._retire_failed(readers.values())
-        return port.encode(outcomes)
+    def _search(self, item: port.SearchItem) -> Sequence[port.AnswerOutcome]:
+        readers = self._readers(item.namespace, item.generation, item.shards, item.stamp)
+        if isinstance(readers, Failed | Opening):
+            return [readers] * len(item.queries)
+        stamp = item.stamp or stamp_read(self._clock)
+        try:
+            answers = search_shards(list(readers.values()), item.queries, stamp)
+        except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
+            answers = [named(f"namespace {item.namespace}", error)] * len(item.queries)
+        self._retire_failed(readers.values())
+        return [
+            failed(answer) if isinstance(answer, MindgridError) else Done(answer)
+            for answer in answers
+        ]
 
-    def _get(self, call: port.GetCall) -> bytes:
-        outcomes: list[port.FoundOutcome] = []
-        for item in call.items:
-            numbers = tuple({shard for shard, _ in item.ids})
-            readers = self._readers(item.namespace, item.generation, numbers, item.stamp)
-            if isinstance(readers, Failed | Opening):
-                outcomes.append(readers)
-                continue
-            read, stamp = ById(item.selection, item.want), item.stamp or stamp_read(self._clock)
-            found: Found | MindgridError
-            try:
-                found = get_from_shards(readers, item.ids, read, stamp)
-            except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
-                found = named(f"namespace {item.namespace}", error)
-            outcomes.append(failed(found) if isinstance(found, MindgridError) else Done(found))
-            self._retire_failed(readers.values())
-        return port.encode(outcomes)
+    def _get(self, item: port.GetItem) -> port.FoundOutcome:
+        numbers = tuple({shard for shard, _ in item.ids})
+        readers = self._readers(item.namespace, item.generation, numbers, item.stamp)
+        if isinstance(readers, Failed | Opening):
+            return readers
+        read, stamp = ById(item.selection, item.want), item.stamp or stamp_read(self._clock)
+        found: Found | MindgridError
+        try:
+            found = get_from_shards(readers, item.ids, read, stamp)
+        except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
+            found = named(f"namespace {item.namespace}", error)
+        self._retire_failed(readers.values())
+        return failed(found) if isinstance(found, MindgridError) else Done(found)
 
     def _readers(
         self,
@@ -296,12 +288,7 @@ class Host:
 
     # Writes
 
-    def _submit(self, call: bytes) -> list[_Running | Failed | Opening]:
-        decoded = port.decode_commit(call)
-        self._check_epoch(decoded.epoch)
-        return [self._submit_one(item) for item in decoded.items]
-
-    def _submit_one(self, item: port.Write) -> _Running | Failed | Opening:
+    def _submit(self, item: port.Write) -> _Running | Failed | Opening:
         skew_max_s = self._routes.bounds.skew_max_s
         if abs(self._skew_us) > skew_max_s * 1e6:
             problem = (
@@ -462,12 +449,6 @@ class Host:
     def _health(self) -> port.HostHealth:
         return port.HostHealth(self._process, self._clock.now(), self._epoch)
 
-    def _status(self) -> bytes:
-        with self._lock:
-            slots = sorted(self._slots.values(), key=lambda slot: str(slot.key))
-        rss = psutil.Process().memory_info().rss
-        return port.encode(port.HostStatus(self._health(), rss, list(map(_report, slots))))
-
 
 _TEND_EVERY_S = 5.0
 _REOPEN_FIRST_S = 0.5
@@ -494,15 +475,3 @@ def _open_error(key: ShardKey, folder: Path, error: Exception) -> MindgridError:
         # Right after a host has changed this passes by itself, so the same request may succeed.
         return Unavailable(f"shard {key}", str(error))
     return Unavailable(f"shard {key}", f"{folder}: {type(error).__name__}: {error}")
-
-
-async def _shielded(future: Future[T]) -> T:
-    """Wait for what a caller's departure must not cancel.
-
-    A shard cannot end a future that is cancelled, and an opening that is leaves its slot shut.
-    """
-    return await asyncio.shield(asyncio.wrap_future(future))
-
-
-async def _run(pool: Executor, work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(pool, work)

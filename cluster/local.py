@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from mindgrid.cluster import port
 from mindgrid.cluster.catalog import Catalog, HostEntry
-from mindgrid.cluster.host import Host, Opener, open_shard
+from mindgrid.cluster.host import THREADS, Host, Opener, open_shard
 from mindgrid.cluster.port import Port
 from mindgrid.cluster.spec import GridSpec
 from mindgrid.cluster.table import Table
@@ -17,7 +19,7 @@ from mindgrid.shards.errors import Unavailable
 class LocalCluster:
     """A `Directory` whose hosts live in this process, over the same catalog as a real one's.
 
-    A host is its own `Port`. Use `async with`, or `start` and `close`.
+    Use `async with`, or `start` and `close`.
     """
 
     def __init__(
@@ -34,7 +36,7 @@ class LocalCluster:
         except BaseException:
             self._catalog.close()
             raise
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, LocalHost] = {}
 
     async def start(self) -> None:
         """Start and appoint every host."""
@@ -46,7 +48,7 @@ class LocalCluster:
         former = self.hosts.pop(name, None)
         if former is not None:
             await asyncio.to_thread(former.close)
-        host = Host(self._opener, self._clock)
+        host = LocalHost(Host(self._opener, self._clock))
         process = port.decode_health(await host.health()).process
         epoch = self._catalog.appoint(name, (process,))
         table = self._catalog.table()
@@ -76,6 +78,57 @@ class LocalCluster:
         await self.close()
 
 
+class LocalHost:
+    """A host with the threads that its calls run in, as an actor has them: it is its own port."""
+
+    def __init__(self, host: Host) -> None:
+        """Start the threads when they are needed."""
+        self._host = host
+        self._threads = {kind: ThreadPoolExecutor(n, kind) for kind, n in THREADS.items()}
+
+    async def search(self, call: bytes, heavy: bool = False) -> bytes:
+        """See `Port.search`."""
+        return await self._run("heavy" if heavy else "search", self._host.search, call)
+
+    async def get(self, call: bytes) -> bytes:
+        """See `Port.get`."""
+        return await self._run("get", self._host.get, call)
+
+    async def commit(self, call: bytes) -> bytes:
+        """See `Port.commit`."""
+        return await self._run("commit", self._host.commit, call)
+
+    async def warm(self, call: bytes) -> bytes:
+        """See `Port.warm`."""
+        return await self._run("warm", self._host.warm, call)
+
+    async def appoint(self, appointment: bytes) -> bytes:
+        """See `Port.appoint`."""
+        return await self._run("control", self._host.appoint, appointment)
+
+    async def health(self, skew_us: int | None = None) -> bytes:
+        """See `Port.health`."""
+        return await self._run("control", self._host.health, skew_us)
+
+    async def status(self) -> bytes:
+        """See `Port.status`."""
+        return await self._run("control", self._host.status)
+
+    def close(self) -> None:
+        """Close all shards, once the calls under way are done."""
+        for pool in self._threads.values():
+            pool.shutdown()
+        self._host.close()
+
+    async def _run(self, kind: str, work: Callable[..., bytes], *arguments: object) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads[kind], work, *arguments)
+        except RuntimeError as error:
+            # What an executor says that was shut down.
+            raise Unavailable("host", "it is closed") from error
+
+
 class _Way:
     """The port of whichever host has the name at the moment of a call."""
 
@@ -83,8 +136,8 @@ class _Way:
         self._cluster = cluster
         self._name = name
 
-    async def search(self, call: bytes) -> bytes:
-        return await self._host().search(call)
+    async def search(self, call: bytes, heavy: bool = False) -> bytes:
+        return await self._host().search(call, heavy)
 
     async def get(self, call: bytes) -> bytes:
         return await self._host().get(call)
@@ -104,7 +157,7 @@ class _Way:
     async def status(self) -> bytes:
         return await self._host().status()
 
-    def _host(self) -> Host:
+    def _host(self) -> LocalHost:
         host = self._cluster.hosts.get(self._name)
         if host is None:
             raise Unavailable(self._name, "it is not running")

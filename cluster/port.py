@@ -40,8 +40,11 @@ class Port(Protocol):
     what happened to the call's work is then unknown.
     """
 
-    async def search(self, call: bytes) -> bytes:
-        """Answer a SearchCall by a list of outcomes, one a query, in order."""
+    async def search(self, call: bytes, heavy: bool = False) -> bytes:
+        """Answer a SearchCall by a list of outcomes, one a query, in order.
+
+        Heavy calls wait for each other and delay no other.
+        """
         ...
 
     async def get(self, call: bytes) -> bytes:
@@ -140,7 +143,6 @@ class SearchCall(_Message, frozen=True):
     """One lane's batch for one host."""
 
     epoch: int
-    heavy: bool
     items: list[SearchItem]
 
 

@@ -204,18 +204,18 @@ class Vectors:
         assert positions.dtype == np.int64
         if len(self.blocks) == 1:
             return self.blocks[0].rows[positions], self.blocks[0].squares[positions]
+        if (positions[1:] < positions[:-1]).any():
+            order = np.argsort(positions, kind="stable")
+            rows, squares = self._fetch(positions[order])
+            back = np.argsort(order)
+            return rows[back], squares[back]
         rows = np.empty((len(positions), self.dimensions), np.float32)
         squares = np.empty(len(positions), np.float64)
-        order = np.argsort(positions, kind="stable")
-        ordered = positions[order]
-        for i, low, high in self._spans(ordered):
-            block, local, where = (
-                self.blocks[i],
-                ordered[low:high] - self.starts[i],
-                order[low:high],
-            )
-            rows[where] = block.rows[local]
-            squares[where] = block.squares[local]
+        for i, low, high in self._spans(positions):
+            block, local = self.blocks[i], positions[low:high] - self.starts[i]
+            # By "raise", its default, `take` would write into a copy of `out` first.
+            block.rows.take(local, axis=0, out=rows[low:high], mode="clip")
+            block.squares.take(local, out=squares[low:high], mode="clip")
         return rows, squares
 
     def _spans(self, ordered: Positions) -> Iterator[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ from mindgrid.cluster.client import Grid
 from mindgrid.cluster.embedders.cache import EmbeddingCache
 from mindgrid.cluster.embedders.protocol import Vectors
 from mindgrid.cluster.host import Host
-from mindgrid.cluster.local import LocalCluster
+from mindgrid.cluster.local import LocalCluster, LocalHost
 from mindgrid.cluster.port import Port
 from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.cluster.table import Table
@@ -106,7 +106,7 @@ class Away:
         return self._cluster.port(host)
 
 
-class Hanging(Host):
+class Hanging(LocalHost):
     """A host that has stopped."""
 
     async def health(self, skew_us: int | None = None) -> bytes:
@@ -142,7 +142,7 @@ def test_a_server_whose_hosts_hang_says_so_soon(tmp_path: Path) -> None:
         async with local_grid(tmp_path, namespace("n"), hosts=3) as (grid, cluster):
             await grid.ready()
             former = dict(cluster.hosts)
-            hanging = Hanging()
+            hanging = Hanging(Host())
             cluster.hosts.update(dict.fromkeys(cluster.hosts, hanging))
             started = time.monotonic()
             with pytest.raises(Unavailable, match="host-0 is unavailable: it does not answer"):

@@ -11,9 +11,9 @@ import ray
 from tests.support.grids import namespace
 
 from mindgrid.cluster import port
-from mindgrid.cluster.host import Opened
+from mindgrid.cluster.host import THREADS, Opened
 from mindgrid.cluster.port import ShardKey
-from mindgrid.cluster.remote import CONCURRENCY_GROUPS, ActorPlace, RemotePort, start_host
+from mindgrid.cluster.remote import ActorPlace, RemotePort, start_host
 from mindgrid.cluster.spec import Bounds
 from mindgrid.cluster.table import Holding, Seat, Table
 from mindgrid.shards.driver import SemanticShard
@@ -38,7 +38,7 @@ def test_a_host_whose_shards_open_slowly_still_tells_that_it_lives(ray_cluster: 
         await host.appoint(appointment)
         calls = [
             port.encode(port.WarmCall(1, [ShardKey(spec.key, 1, shard)]))
-            for shard in range(CONCURRENCY_GROUPS["warm"] + CONCURRENCY_GROUPS["control"])
+            for shard in range(THREADS["warm"] + THREADS["control"])
         ]
         waiting = [asyncio.ensure_future(host.warm(call)) for call in calls]
         done, _ = await asyncio.wait(waiting, timeout=1)

@@ -15,7 +15,8 @@ import pytest
 from tests.support.grids import CONFIG, drafts, namespace, queries, run
 
 from mindgrid.cluster import port
-from mindgrid.cluster.host import Host, Opened
+from mindgrid.cluster.host import Host, Opened, Opener
+from mindgrid.cluster.local import LocalHost
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey
 from mindgrid.cluster.process import Process, end, this_process
 from mindgrid.cluster.spec import Bounds, NamespaceKey
@@ -63,14 +64,18 @@ class _Noted(MemoryShard):
         super().close()
 
 
+def host_of(opener: Opener) -> LocalHost:
+    return LocalHost(Host(opener))
+
+
 @pytest.fixture
 def shards() -> Shards:
     return Shards()
 
 
 @pytest.fixture
-def host(shards: Shards) -> Iterator[Host]:
-    host = Host(shards)
+def host(shards: Shards) -> Iterator[LocalHost]:
+    host = host_of(shards)
     yield host
     host.close()
 
@@ -85,15 +90,15 @@ def appointment(
 
 def search(epoch: int, *numbers: int, generation: int = 1, key: NamespaceKey = NOTES) -> bytes:
     item = port.SearchItem(key, generation, numbers or (0,), None, queries(2))
-    return port.encode(port.SearchCall(epoch, False, [item]))
+    return port.encode(port.SearchCall(epoch, [item]))
 
 
-async def warm(host: Host, epoch: int, *numbers: int) -> None:
+async def warm(host: LocalHost, epoch: int, *numbers: int) -> None:
     keys = [ShardKey(NOTES, 1, number) for number in numbers]
     await host.warm(port.encode(port.WarmCall(epoch, keys)))
 
 
-def test_only_calls_of_its_own_epoch_are_answered(host: Host) -> None:
+def test_only_calls_of_its_own_epoch_are_answered(host: LocalHost) -> None:
     async def claim() -> None:
         for epoch in (0, 4):
             with pytest.raises(Moved):
@@ -107,7 +112,7 @@ def test_only_calls_of_its_own_epoch_are_answered(host: Host) -> None:
     run(claim)
 
 
-def test_an_older_appointment_is_refused(host: Host) -> None:
+def test_an_older_appointment_is_refused(host: LocalHost) -> None:
     async def claim() -> None:
         await host.appoint(appointment(4))
         with pytest.raises(Moved):
@@ -118,7 +123,7 @@ def test_an_older_appointment_is_refused(host: Host) -> None:
     run(claim)
 
 
-def test_a_closed_shard_answers_opening_at_once_and_is_open_after_warm(host: Host) -> None:
+def test_a_closed_shard_answers_opening_at_once_and_is_open_after_warm(host: LocalHost) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1))
         assert port.decode_answers(await host.search(search(1))) == [Opening(), Opening()]
@@ -129,7 +134,7 @@ def test_a_closed_shard_answers_opening_at_once_and_is_open_after_warm(host: Hos
     run(claim)
 
 
-def test_a_shard_of_another_host_or_generation_has_moved(host: Host) -> None:
+def test_a_shard_of_another_host_or_generation_has_moved(host: LocalHost) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1, "host-0", "host-1"))
         homes = route_of(HOLDING, ("host-0", "host-1")).hosts
@@ -148,7 +153,7 @@ def test_a_shard_of_another_host_or_generation_has_moved(host: Host) -> None:
 
 
 def test_shards_that_go_elsewhere_are_closed_before_the_appointment_is_answered(
-    host: Host, shards: Shards
+    host: LocalHost, shards: Shards
 ) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1))
@@ -161,7 +166,7 @@ def test_shards_that_go_elsewhere_are_closed_before_the_appointment_is_answered(
     run(claim)
 
 
-def test_a_new_appointment_leaves_open_what_stays(host: Host, shards: Shards) -> None:
+def test_a_new_appointment_leaves_open_what_stays(host: LocalHost, shards: Shards) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1))
         await warm(host, 1, *range(8))
@@ -175,7 +180,7 @@ def test_a_new_appointment_leaves_open_what_stays(host: Host, shards: Shards) ->
     run(claim)
 
 
-def test_a_host_whose_clock_is_off_refuses_writes_and_answers_reads(host: Host) -> None:
+def test_a_host_whose_clock_is_off_refuses_writes_and_answers_reads(host: LocalHost) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1))
         await warm(host, 1, 0)
@@ -198,7 +203,7 @@ def get(epoch: int, shard: int, stamp: Stamp | None = None) -> bytes:
     return port.encode(port.GetCall(epoch, [item]))
 
 
-def test_a_read_from_the_future_is_refused_by_every_way_in(host: Host) -> None:
+def test_a_read_from_the_future_is_refused_by_every_way_in(host: LocalHost) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1))
         await warm(host, 1, 0)
@@ -206,7 +211,7 @@ def test_a_read_from_the_future_is_refused_by_every_way_in(host: Host) -> None:
             for exactly in (False, True):
                 stamp = Stamp(Instant(SystemClock().now() + int(ahead_s * 1e6)), exactly)
                 item = port.SearchItem(NOTES, 1, (0,), stamp, queries(1))
-                call = port.encode(port.SearchCall(1, False, [item]))
+                call = port.encode(port.SearchCall(1, [item]))
                 for outcome in (
                     port.decode_answers(await host.search(call))[0],
                     port.decode_found(await host.get(get(1, 0, stamp)))[0],
@@ -257,7 +262,7 @@ class Troubles:
 def test_a_shard_that_answers_no_read_is_named_and_opened_anew(way: str) -> None:
     async def claim() -> None:
         troubles = Troubles()
-        host = Host(troubles)
+        host = host_of(troubles)
         await host.appoint(appointment(1))
         await warm(host, 1, 2, 3)
         troubles.made["s3"][0].trouble = Unavailable("s3", "its journal failed")
@@ -283,14 +288,14 @@ def test_a_bug_in_one_shard_fails_only_what_asked_for_it(
 ) -> None:
     async def claim() -> None:
         troubles = Troubles()
-        host = Host(troubles)
+        host = host_of(troubles)
         await host.appoint(appointment(1))
         await warm(host, 1, 2, 3)
         troubles.made["s3"][0].trouble = ZeroDivisionError("a bug")
         outcomes: Sequence[object]
         if way == "search":
             items = [port.SearchItem(NOTES, 1, (n,), None, queries(1)) for n in (2, 3, 2)]
-            call = port.encode(port.SearchCall(1, False, items))
+            call = port.encode(port.SearchCall(1, items))
             outcomes = port.decode_answers(await host.search(call))
         else:
             reads = [
@@ -304,6 +309,34 @@ def test_a_bug_in_one_shard_fails_only_what_asked_for_it(
         )
         assert "ZeroDivisionError" in caplog.text
         assert len(troubles.made["s3"]) == 1, "opened anew it would have the same bug"
+        await asyncio.to_thread(host.close)
+
+    run(claim)
+
+
+class Slow(MemoryShard):
+    """A shard that finishes no search before it is told to."""
+
+    go = threading.Event()
+
+    def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
+        self.go.wait(10)
+        return super().search(queries, stamp)
+
+
+def test_heavy_searches_leave_the_threads_of_the_others_free() -> None:
+    async def claim() -> None:
+        slow, quick = Slow(CONFIG, SystemClock()), MemoryShard(CONFIG, SystemClock())
+        host = host_of(lambda opened: slow if opened.folder.name == "s0" else quick)
+        await host.appoint(appointment(1))
+        await warm(host, 1, 0, 1)
+        heavy = [asyncio.create_task(host.search(search(1, 0), heavy=True)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        found = port.decode_answers(await asyncio.wait_for(host.search(search(1, 1)), 5))
+        assert all(isinstance(outcome, Done) for outcome in found)
+        assert not any(task.done() for task in heavy)
+        slow.go.set()
+        await asyncio.gather(*heavy)
         await asyncio.to_thread(host.close)
 
     run(claim)
@@ -329,7 +362,7 @@ def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller()
             made.append(Late(opened))
             return made[-1]
 
-        host = Host(opener)
+        host = host_of(opener)
         await host.appoint(appointment(1))
         await warm(host, 1, 0)
         write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
@@ -361,7 +394,7 @@ def test_an_opening_that_nobody_waits_for_any_more_is_not_given_up() -> None:
         return MemoryShard(CONFIG, opened.clock)
 
     async def claim() -> None:
-        host = Host(opener)
+        host = host_of(opener)
         await host.appoint(appointment(1))
         leaving = [asyncio.create_task(warm(host, 1, number)) for number in range(8)]
         await asyncio.sleep(0.05)
@@ -377,7 +410,7 @@ def test_an_opening_that_nobody_waits_for_any_more_is_not_given_up() -> None:
     run(claim)
 
 
-def test_a_predecessor_is_ended_before_the_appointment_is_answered(host: Host) -> None:
+def test_a_predecessor_is_ended_before_the_appointment_is_answered(host: LocalHost) -> None:
     async def claim() -> None:
         with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
             started_at = psutil.Process(process.pid).create_time()
@@ -398,7 +431,7 @@ def test_a_stranger_with_the_number_of_a_former_process_is_left_alone() -> None:
         process.kill()
 
 
-def test_status_lists_the_shards_that_were_asked_for(host: Host) -> None:
+def test_status_lists_the_shards_that_were_asked_for(host: LocalHost) -> None:
     async def claim() -> None:
         await host.appoint(appointment(1))
         assert port.decode_status(await host.status()).shards == []
@@ -422,7 +455,7 @@ def test_two_shards_open_at_the_same_time() -> None:
         return MemoryShard(CONFIG, opened.clock)
 
     async def claim() -> None:
-        host = Host(opener)
+        host = host_of(opener)
         await host.appoint(appointment(1))
         await asyncio.wait_for(warm(host, 1, 0, 1), 5)
         await asyncio.to_thread(host.close)
