@@ -456,7 +456,8 @@ class LanceShard:
             # What was erased meanwhile waits its own time.
             self._erased_since_s = None
             return True
-        return self._maintenance.merge() or self._maintenance.index()
+        # Searches gain more from an index than from fewer segments.
+        return self._maintenance.index() or self._maintenance.merge()
 
     def _seal(self) -> bool:
         sealed_bytes = self._unsealed_bytes
