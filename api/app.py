@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 
 from mindgrid.api import cold
 from mindgrid.api.front import Grid, Semantic
+from mindgrid.api.pace import Pace
 from mindgrid.api.principal import ANONYMOUS, Principal
 from mindgrid.api.wire import codec, http, status
 from mindgrid.api.wire.http import Answer, ClientGone, Receive, Scope, Send
@@ -46,6 +47,7 @@ class Door:
         """Answer from `grid`; `bench` adds the route of a constant answer."""
         self._body_bytes_max = body_bytes_max
         self._reader = ThreadPoolExecutor(1, "large bodies")
+        self._pace = Pace()
         self._bench = bench
         self._grid = grid
         self._verbs = _verbs(grid)
@@ -79,10 +81,14 @@ class Door:
         principal = ANONYMOUS
         http.check_content_type(scope)
         if len(body) < _LARGE_BYTES:
-            message = codec.decode(verb.request, body)
-        else:
+            self._pace.small()
+            return await self._handled(verb, principal, codec.decode(verb.request, body))
+        async with self._pace.large():
             loop = asyncio.get_running_loop()
             message = await loop.run_in_executor(self._reader, codec.decode, verb.request, body)
+            return await self._handled(verb, principal, message)
+
+    async def _handled(self, verb: _Verb, principal: Principal, message: Message) -> Answer:
         return Answer(200, codec.encode(await verb.handler(principal, message)))
 
     async def _health(self, scope: Scope) -> Answer:

@@ -38,7 +38,7 @@ _KMEANS_ROUNDS = 10
 _QUERY_BITS = 4
 """As good as 8 bits or the unrounded query (0), at three quarters and a fiftieth of the time."""
 _RETUNE_GROWTH = 1.6
-"""In between the depth grows with the rows, which costs searches less than tuning costs the core."""
+"""In between the depth grows with the rows, which costs searches less than tuning would."""
 _SHARE_COUNTED = 0.5
 """Up to this share of allowed rows they are counted cell by cell before cells are chosen."""
 _FILTERED_CELLS, _FILTERED_DEPTH = 2.0, 2.0

@@ -23,9 +23,9 @@ SAMPLES = 256
 LEVELS = (10, 40, 160, 640, 2_560, 10_240)
 """Tuned at 10; a larger top_k, or a filter that thins out the neighbours, needs the others."""
 _ROWS_PER_K = 64
-"""Up to a 64th of the rows: where more are asked for, exact search costs no more (100,000 rows: 2,560
-of them take half the cells and 18,000 exact scores). In small indexes up to a quarter, so that
-tests meet them."""
+"""Up to a 64th of the rows: where more are asked for, exact search costs no more (of 100,000 rows
+2,560 take half the cells and 18,000 exact scores). In small indexes up to a quarter, so that tests
+meet them."""
 _SAMPLES_VALUES = 10_240
 """Of the deeper levels each sample says more; k times the samples is at most this, but 16 at least.
 """
