@@ -309,9 +309,11 @@ class Host:
         return _Running(item.shard, future)
 
     def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Result]) -> None:
-        error = done.exception()
-        if isinstance(error, RetryError | OperatorError):
-            self._retire(key, shard, error)
+        if isinstance(done.exception(), RetryError | OperatorError):
+            # A full disk, for one, refuses a write and leaves the shard as it was.
+            reader = Reader(key, shard)
+            reader.failed = True
+            self._retire_failed((reader,))
 
     # Shards
 

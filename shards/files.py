@@ -135,7 +135,7 @@ def unavailable(path: Path, error: OSError) -> Unavailable:
     return Unavailable(str(path), f"{error.strerror or error}; see the system's log")
 
 
-DISK_FULL = "the disk is full; free space on it, writes go on when the shard is open again"
+DISK_FULL = "the disk is full; free space on it and try again"
 
 
 def _files(folder: Path) -> list[str]:

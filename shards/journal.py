@@ -16,9 +16,10 @@ Payloads, results and the manifest are opaque bytes. Sequences start at 1 and ha
 entry may hold several commits (first_seq..last_seq). All methods may be called from any thread.
 
 **Errors.** Corruption: the stored bytes are not what was written; it names the file. Moved: a newer
-owner took over, nothing was written. Unavailable: the disk is full or fails; the outcome is
-unknown, the journal is poisoned and every later call is Unavailable, until it is closed and a new
-one opened under the same lock.
+owner took over, nothing was written. Unavailable: the disk is full or fails. After a full disk
+nothing was written and the journal goes on (`is_usable`); else the outcome is unknown, the journal
+is poisoned and every later call is Unavailable, until it is closed and a new one opened under the
+same lock.
 
 **Damage.** SQLite has no checksums outside its WAL, and a b-tree that lost its last leaf is a valid
 b-tree. So entries and results are chains: each row's CRC goes on from the one before, and the head
@@ -190,8 +191,9 @@ class Journal:
     def append(self, entry: Entry, transactions: Sequence[Transaction] = ()) -> None:
         """Make `entry` and the results of its transactions durable.
 
-        Raises Moved (a newer owner: nothing was written) or Unavailable (the outcome is unknown and
-        the journal poisoned). Transactions without an id are not remembered.
+        Raises Moved (a newer owner: nothing was written) or Unavailable (if the journal `is_usable`
+        then, nothing was written, else the outcome is unknown). Transactions without an id are not
+        remembered.
         """
         remembered = [t for t in transactions if t.id]
         assert entry.first_seq <= entry.last_seq
@@ -415,7 +417,10 @@ class Journal:
 
     @contextmanager
     def _transaction(self, what: str) -> Iterator[_Head]:
-        """Run the body in a fenced transaction; whatever fails in it poisons the journal."""
+        """Run the body in a fenced transaction; what fails in it poisons the journal.
+
+        Only a transaction for which the disk has no room is taken back instead.
+        """
         self._check_usable()
         try:
             self._db.execute("BEGIN IMMEDIATE")
@@ -426,7 +431,8 @@ class Journal:
             raise
         except (sqlite3.Error, OSError) as error:
             ours = self._translate(error)
-            self._roll_back(f"a write failed ({error}); open it anew")
+            if not (_is_full(error) and self._takes_back()):
+                self._roll_back(f"a write failed ({error}); open it anew")
             raise ours from error
         except BaseException as error:
             self._roll_back(f"{what} was broken off by {type(error).__name__}; open it anew")
@@ -465,6 +471,20 @@ class Journal:
         with suppress(sqlite3.Error):
             self._db.execute("ROLLBACK")
 
+    def _takes_back(self) -> bool:
+        """Undo a transaction that ran out of room; return whether nothing is left of it.
+
+        Its commit is its last frame, so it never was one. The frames before that are cut off, for
+        the mark counts frames by the size of the WAL.
+        """
+        try:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            os.truncate(self._wal_path, self._wal_bytes)
+        except (sqlite3.Error, OSError):
+            return False
+        return True
+
     def _write_mark(self) -> None:
         """Note how many frames are durable. Not synced: the mark may lag, never lead."""
         if not self._salts:
@@ -496,7 +516,7 @@ class Journal:
         busy, _, _ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise StorageLocked(str(self._path), "another connection, which must be closed")
-        self._salts = b""
+        self._salts, self._wal_bytes = b"", 0
 
     def _let_go(self) -> None:
         """Close what is open. SQLite moves the WAL into the main file when it closes the last."""
@@ -614,7 +634,7 @@ class Journal:
         # Python raises some errors itself, without a code: text or numbers it cannot convert.
         code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         primary = code & 0xFF
-        if primary == sqlite3.SQLITE_FULL:
+        if _is_full(error):
             return Unavailable(str(self._path), files.DISK_FULL)
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StorageLocked(str(self._path), "another process that opened it without LOCK")
@@ -704,6 +724,11 @@ def _unpack_transactions(body: bytes) -> list[Transaction]:
         Transaction(id, seq, Instant(time), result)
         for id, seq, time, result in _transactions_decoder.decode(body)
     ]
+
+
+def _is_full(error: sqlite3.Error | OSError) -> bool:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return isinstance(error, sqlite3.Error) and code & 0xFF == sqlite3.SQLITE_FULL
 
 
 def _check_main_header(path: Path) -> None:

@@ -333,10 +333,17 @@ class LanceShard:
                     )
                     self._next_number = planner.next_number
         except BaseException as error:
-            # Before the reads that wait for this group go on: the disk may hold it or not.
-            with store.lock:
-                store.failure = _unknown_outcome(self._name, error)
-            raise
+            if not (isinstance(error, Unavailable) and self._journal.is_usable):
+                # Before the reads that wait for this group go on: the disk may hold it or not.
+                with store.lock:
+                    store.failure = _unknown_outcome(self._name, error)
+                raise
+            # The disk is full: nothing was written, and reads go on.
+            planned = []
+            answers = [
+                (pending, answer if self._is_settled(pending, answer) else error)
+                for pending, answer in answers
+            ]
         finally:
             with store.lock:
                 store.in_flight = None
@@ -353,6 +360,12 @@ class LanceShard:
         self._forget_results()
         if self._due():
             self._start_maintenance()
+
+    def _is_settled(self, pending: _Pending, answer: Result | MindgridError) -> bool:
+        """Return whether this answer says nothing of what was to be written."""
+        return isinstance(answer, MindgridError) or bool(
+            self._remembered(pending.command.transaction_id)
+        )
 
     def _append(self, planned: list[Planned]) -> None:
         group = [plan.commit for plan in planned]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,8 +52,11 @@ def test_a_full_disk_is_unavailable_and_loses_nothing(disk: Path) -> None:
         acknowledged, words = append_until_full(journal)
         assert "free space" in words
         assert acknowledged > 5
-        with pytest.raises(Unavailable):
-            journal.append(Entry(acknowledged + 1, acknowledged + 1, 1, b"small"))
+        assert journal.is_usable
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="free space"):
+                journal.append(Entry(acknowledged + 1, acknowledged + 1, 1, bytes(3 << 20)))
+            check(journal, acknowledged)
         journal.close()
         # Still full: opening says so, again and again, and destroys nothing.
         fill(disk / "s0")
@@ -64,6 +68,49 @@ def test_a_full_disk_is_unavailable_and_loses_nothing(disk: Path) -> None:
         journal = Journal(lock, 2)
         check(journal, acknowledged)
         journal.append(Entry(acknowledged + 1, acknowledged + 1, 1, b"goes on"))
+        journal.close()
+
+
+def test_an_append_that_does_not_fit_leaves_nothing_behind(disk: Path) -> None:
+    shard = disk / "s0"
+    shard.mkdir()
+    with FolderLock(shard) as lock:
+        journal = Journal(lock, 1)
+        ballast = fill(disk, 1 << 20)
+        acknowledged, _ = append_until_full(journal)
+        acknowledged += 1
+        entry = Entry(acknowledged, acknowledged, 1, b"%d:" % acknowledged * 5000)
+        while True:  # whatever is left is enough for a smaller one, or is made so
+            try:
+                journal.append(entry, [Transaction("t", acknowledged, Instant(acknowledged), b"r")])
+                break
+            except Unavailable:
+                ballast.write_bytes(bytes(max(0, ballast.stat().st_size - (64 << 10))))
+        check(journal, acknowledged)
+        journal.close()
+        ballast.unlink()
+        # The log is verified against its mark: no frame of a failed append may count.
+        for epoch in (2, 3):
+            journal = Journal(lock, epoch)
+            assert journal.lost_transactions == 0
+            check(journal, acknowledged)
+            journal.close()
+
+
+def test_a_killed_process_finds_its_log_whole_after_an_append_that_did_not_fit(disk: Path) -> None:
+    shard, copy = disk / "s0", disk / "copy"
+    shard.mkdir()
+    with FolderLock(shard) as lock:
+        journal = Journal(lock, 1)
+        ballast = fill(disk, 1 << 20)
+        acknowledged, _ = append_until_full(journal)
+        ballast.unlink()
+        shutil.copytree(shard, copy)  # as a kill would leave it
+        journal.close()
+    with FolderLock(copy) as lock:
+        journal = Journal(lock, 2)
+        assert journal.lost_transactions == 0
+        check(journal, acknowledged)
         journal.close()
 
 

@@ -386,6 +386,30 @@ def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller()
     run(claim)
 
 
+def test_a_shard_that_refused_a_write_and_still_answers_stays_open() -> None:
+    async def claim() -> None:
+        made: list[Late] = []
+
+        def opener(opened: Opened) -> SemanticShard:
+            made.append(Late(opened))
+            return made[-1]
+
+        host = host_of(opener)
+        await host.appoint(appointment(1))
+        await warm(host, 1, 0)
+        write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
+        call = asyncio.create_task(host.commit(port.encode(port.CommitCall(1, [write]))))
+        while not made[0].pending:
+            await asyncio.sleep(0.001)
+        made[0].pending[0].set_exception(Unavailable("s0", "the disk is full"))
+        assert isinstance(port.decode_written(await call)[0], Failed)
+        await warm(host, 1, 0)
+        assert len(made) == 1
+        await asyncio.to_thread(host.close)
+
+    run(claim)
+
+
 def test_an_opening_that_nobody_waits_for_any_more_is_not_given_up() -> None:
     gate = threading.Event()
 
