@@ -354,17 +354,23 @@ class Late(MemoryShard):
         return self.pending[-1]
 
 
+async def late() -> tuple[LocalHost, list[Late]]:
+    """Return a host with an open shard, and the shards it has opened."""
+    made: list[Late] = []
+
+    def opener(opened: Opened) -> SemanticShard:
+        made.append(Late(opened))
+        return made[-1]
+
+    host = host_of(opener)
+    await host.appoint(appointment(1))
+    await warm(host, 1, 0)
+    return host, made
+
+
 def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller() -> None:
     async def claim() -> None:
-        made: list[Late] = []
-
-        def opener(opened: Opened) -> SemanticShard:
-            made.append(Late(opened))
-            return made[-1]
-
-        host = host_of(opener)
-        await host.appoint(appointment(1))
-        await warm(host, 1, 0)
+        host, made = await late()
         write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
         call = port.encode(port.CommitCall(1, [write]))
         leaving = asyncio.create_task(host.commit(call))
@@ -388,15 +394,7 @@ def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller()
 
 def test_a_shard_that_refused_a_write_and_still_answers_stays_open() -> None:
     async def claim() -> None:
-        made: list[Late] = []
-
-        def opener(opened: Opened) -> SemanticShard:
-            made.append(Late(opened))
-            return made[-1]
-
-        host = host_of(opener)
-        await host.appoint(appointment(1))
-        await warm(host, 1, 0)
+        host, made = await late()
         write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
         call = asyncio.create_task(host.commit(port.encode(port.CommitCall(1, [write]))))
         while not made[0].pending:
