@@ -19,7 +19,13 @@ from mindgrid.api.pace import Pace
 from mindgrid.api.principal import ANONYMOUS, Principal
 from mindgrid.api.wire import codec, http, status
 from mindgrid.api.wire.http import Answer, ClientGone, Receive, Scope, Send
-from mindgrid.api.wire.messages import DeleteRequest, Message, SearchRequest, UpsertRequest
+from mindgrid.api.wire.messages import (
+    DeleteRequest,
+    ExpireRequest,
+    Message,
+    SearchRequest,
+    UpsertRequest,
+)
 
 BODY_BYTES_MAX = 32 * 2**20
 _LARGE_BYTES = 64 * 1024
@@ -113,6 +119,7 @@ def _verbs(grid: Grid) -> dict[str, _Verb]:
         "/mindd.semantic.v1.Semantic/Upsert": _Verb(UpsertRequest, semantic.upsert),
         "/mindd.semantic.v1.Semantic/Search": _Verb(SearchRequest, semantic.search),
         "/mindd.semantic.v1.Semantic/Delete": _Verb(DeleteRequest, semantic.delete),
+        "/mindd.semantic.v1.Semantic/Expire": _Verb(ExpireRequest, semantic.expire),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from mindgrid.api.principal import Principal
@@ -11,6 +11,8 @@ from mindgrid.api.wire import convert
 from mindgrid.api.wire.messages import (
     DeleteRequest,
     DeleteResponse,
+    ExpireRequest,
+    ExpireResponse,
     SearchMode,
     SearchRequest,
     SearchResponse,
@@ -18,7 +20,15 @@ from mindgrid.api.wire.messages import (
     UpsertResponse,
 )
 from mindgrid.shards.errors import InvalidRequest, Unimplemented
-from mindgrid.shards.types import Answer, Deleted, Draft, Query, Upserted
+from mindgrid.shards.types import (
+    Answer,
+    Deleted,
+    Draft,
+    ExpireAction,
+    Expired,
+    Query,
+    Upserted,
+)
 
 T = TypeVar("T")
 
@@ -40,6 +50,17 @@ class Grid(Protocol):
         self, namespace: str, id: str, hard: bool = False, transaction_id: str = ""
     ) -> Deleted:
         """Tombstone or remove one record."""
+        ...
+
+    async def expire(
+        self,
+        namespace: str,
+        equals: Mapping[str, str],
+        action: ExpireAction,
+        max_rows: int,
+        transaction_id: str = "",
+    ) -> Expired:
+        """Do `action` to the oldest records whose metadata match."""
         ...
 
     async def ready(self) -> None:
@@ -77,6 +98,15 @@ class Semantic:
         )
         deleted = await self._to_its_end(write)
         return DeleteResponse(existed=deleted.existed)
+
+    async def expire(self, principal: Principal, message: ExpireRequest) -> ExpireResponse:
+        """Invalidate, tombstone or remove the oldest records that match, `max_rows` at most."""
+        action = convert.expire_action(message.action)
+        write = self._grid.expire(
+            message.namespace, message.filter, action, message.max_rows, message.transaction_id
+        )
+        expired = await self._to_its_end(write)
+        return ExpireResponse(affected=expired.affected)
 
     async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:
         """Return the write's result; a caller who leaves does not stop it half-way.

@@ -14,7 +14,7 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -38,8 +38,12 @@ from mindgrid.shards.types import (
     Delete,
     Deleted,
     Draft,
+    Expire,
+    ExpireAction,
+    Expired,
     Query,
     Record,
+    Result,
     Selection,
     Stamp,
     Upsert,
@@ -165,6 +169,28 @@ class Grid:
         check_command(command, route.spec.config.space)
         return await self._retried(
             deadline, lambda routes: self._delete(routes.route(key), command, deadline)
+        )
+
+    async def expire(
+        self,
+        namespace: str,
+        equals: Mapping[str, str],
+        action: ExpireAction,
+        max_rows: int,
+        transaction_id: str = "",
+        deadline_s: float | None = None,
+    ) -> Expired:
+        """Do `action` to the `max_rows` oldest records that it applies to and `equals` matches.
+
+        In one commit: a search sees all of it or nothing. Raises Unimplemented for a namespace of
+        several shards.
+        """
+        key, route, deadline = await self._begin(namespace, deadline_s)
+        command = Expire(transaction_id or str(uuid.uuid4()), equals, action, max_rows)
+        check_command(command, route.spec.config.space)
+        _check_one_shard(route)
+        return await self._retried(
+            deadline, lambda routes: self._expire(routes.route(key), command, deadline)
         )
 
     async def ready(self) -> None:
@@ -308,9 +334,14 @@ class Grid:
         assert isinstance(result, Deleted)
         return result
 
-    async def _commit(
-        self, route: Route, write: port.Write, deadline: Deadline
-    ) -> Upserted | Deleted:
+    async def _expire(self, route: Route, command: Expire, deadline: Deadline) -> Expired:
+        _check_one_shard(route)
+        key = ShardKey(route.spec.key, route.generation, 0)
+        result = await self._commit(route, port.WriteExpire(key, command), deadline)
+        assert isinstance(result, Expired)
+        return result
+
+    async def _commit(self, route: Route, write: port.Write, deadline: Deadline) -> Result:
         key = write.shard
         gate = self._gates[route.hosts[key.shard]]
         while True:
@@ -499,6 +530,15 @@ def _check_one_commit(route: Route, drafts: Sequence[Draft]) -> None:
                     f"record {draft.id!r} supersedes {target!r}, which is in another shard of "
                     f"{route.spec.key}; that is not implemented yet. Use a namespace of one shard"
                 )
+
+
+def _check_one_shard(route: Route) -> None:
+    """Refuse what chooses its records in the whole namespace, where that is several shards."""
+    if len(route.hosts) > 1:
+        raise Unimplemented(
+            f"Expire is not implemented yet for namespaces of several shards; {route.spec.key} "
+            f"has {len(route.hosts)}"
+        )
 
 
 def _for_callers(error: Moved | Unavailable) -> Unavailable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,8 @@ from mindgrid.shards.types import (
     Answer,
     Deleted,
     Draft,
+    ExpireAction,
+    Expired,
     Query,
     Record,
     Selection,
@@ -108,6 +110,20 @@ class Handle:
     ) -> Deleted:
         """See `Grid.delete`."""
         return self._wait(self.grid.delete(namespace, id, hard, transaction_id, deadline_s))
+
+    def expire(
+        self,
+        namespace: str,
+        equals: Mapping[str, str],
+        action: ExpireAction,
+        max_rows: int,
+        transaction_id: str = "",
+        deadline_s: float | None = None,
+    ) -> Expired:
+        """See `Grid.expire`."""
+        return self._wait(
+            self.grid.expire(namespace, equals, action, max_rows, transaction_id, deadline_s)
+        )
 
     def close(self) -> None:
         """Give up what waits, and end the thread; the cluster goes on."""

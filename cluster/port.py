@@ -22,6 +22,8 @@ from mindgrid.shards.types import (
     Answer,
     Delete,
     Deleted,
+    Expire,
+    Expired,
     Query,
     Result,
     Selection,
@@ -178,7 +180,14 @@ class WriteDelete(_Message, tag=1, frozen=True):
     command: Delete
 
 
-Write = WriteUpsert | WriteDelete
+class WriteExpire(_Message, tag=2, frozen=True):
+    """An Expire for one shard."""
+
+    shard: ShardKey
+    command: Expire
+
+
+Write = WriteUpsert | WriteDelete | WriteExpire
 
 
 class CommitCall(_Message, frozen=True):
@@ -249,15 +258,27 @@ class DeletedReply(_Message, tag=11, frozen=True):
     result: Deleted
 
 
-WriteOutcome = UpsertedReply | DeletedReply | Failed | Opening
+class ExpiredReply(_Message, tag=12, frozen=True):
+    """An Expire that is durable."""
+
+    result: Expired
+
+
+WriteOutcome = UpsertedReply | DeletedReply | ExpiredReply | Failed | Opening
 WarmOutcome = Done[None] | Failed
 
 
 def write_outcome(result: Result | MindgridError) -> WriteOutcome:
     """Return the outcome of one command."""
-    if isinstance(result, Upserted):
-        return UpsertedReply(result)
-    return DeletedReply(result) if isinstance(result, Deleted) else failed(result)
+    match result:
+        case Upserted():
+            return UpsertedReply(result)
+        case Deleted():
+            return DeletedReply(result)
+        case Expired():
+            return ExpiredReply(result)
+        case _:
+            return failed(result)
 
 
 def failed(error: MindgridError) -> Failed:

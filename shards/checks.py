@@ -27,6 +27,8 @@ from mindgrid.shards.types import (
     Delete,
     Deleted,
     Draft,
+    Expire,
+    Expired,
     Predicate,
     PredicateOp,
     Query,
@@ -39,6 +41,7 @@ from mindgrid.shards.types import (
 )
 
 VERSION_MAX = 2**64 - 1
+MAX_ROWS_MAX = 2**32 - 1
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NUMERIC_OPS = frozenset({PredicateOp.GT, PredicateOp.GTE, PredicateOp.LT, PredicateOp.LTE})
@@ -77,6 +80,12 @@ def check_command(command: Command, space: Space) -> None:
     if isinstance(command, Delete):
         check_id(command.id, "id")
         return
+    if isinstance(command, Expire):
+        _check_map(command.equals, "filter")
+        if not 0 < command.max_rows <= MAX_ROWS_MAX:
+            problem = f"is {command.max_rows}, but must be from 1 to {MAX_ROWS_MAX}"
+            raise InvalidRequest("max_rows", problem)
+        return
     for index, draft in enumerate(command.drafts):
         check_draft(draft, space, index)
 
@@ -86,11 +95,13 @@ def check_repeat(command: Command, first: Result) -> None:
 
     What a retry carries is not compared otherwise: it gets the first result, whatever it is.
     """
-    fits = (
-        isinstance(first, Upserted) and len(first.versions) == len(command.drafts)
-        if isinstance(command, Upsert)
-        else isinstance(first, Deleted)
-    )
+    match command:
+        case Upsert():
+            fits = isinstance(first, Upserted) and len(first.versions) == len(command.drafts)
+        case Delete():
+            fits = isinstance(first, Deleted)
+        case Expire():
+            fits = isinstance(first, Expired)
     if not fits:
         problem = f"{command.transaction_id!r} was used for another request; choose a new one"
         raise InvalidRequest("transaction_id", problem)

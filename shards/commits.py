@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from mindgrid.shards.clock import NEVER, Instant
-from mindgrid.shards.types import Deleted, Result, Upserted, Vector
+from mindgrid.shards.types import Deleted, Expired, Result, Upserted, Vector
 
 
 class RowWrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -67,6 +67,7 @@ class _StoredResult(msgspec.Struct, array_like=True, frozen=True):
     at: int
     versions: list[int] | None
     existed: bool | None
+    affected: int | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -90,7 +91,9 @@ def encode_result(result: Result) -> bytes:
     """Return the bytes under which a transaction's result is remembered."""
     if isinstance(result, Upserted):
         return _encoder.encode(_StoredResult(result.committed_at, list(result.versions), None))
-    return _encoder.encode(_StoredResult(result.committed_at, None, result.existed))
+    if isinstance(result, Deleted):
+        return _encoder.encode(_StoredResult(result.committed_at, None, result.existed))
+    return _encoder.encode(_StoredResult(result.committed_at, None, None, result.affected))
 
 
 def decode_result(blob: bytes) -> Result:
@@ -99,6 +102,8 @@ def decode_result(blob: bytes) -> Result:
     at = Instant(stored.at)
     if stored.versions is not None:
         return Upserted(tuple(stored.versions), at)
+    if stored.affected is not None:
+        return Expired(stored.affected, at)
     assert stored.existed is not None
     return Deleted(stored.existed, at)
 

@@ -22,6 +22,9 @@ from mindgrid.shards.types import (
     Delete,
     Deleted,
     Draft,
+    Expire,
+    ExpireAction,
+    Expired,
     Hit,
     Predicate,
     PredicateOp,
@@ -111,8 +114,10 @@ class MemoryShard:
         now = Instant(max(self._clock.now(), self._floor + 1))
         if isinstance(command, Upsert):
             result: Result = self._upsert(command, now)
-        else:
+        elif isinstance(command, Delete):
             result = self._delete(command, now)
+        else:
+            result = self._expire(command, now)
         self._floor = self._last_commit = now
         if command.transaction_id:
             self._transactions[command.transaction_id] = result
@@ -175,6 +180,23 @@ class MemoryShard:
         self._change(structs.replace(current, deleted_at=now), now)
         return Deleted(True, now)
 
+    def _expire(self, command: Expire, now: Instant) -> Expired:
+        newest = [versions[-1].states[-1][1] for versions in self._versions.values()]
+        matching = [
+            record
+            for record in newest
+            if _selects(Selection(command.equals), record) and _applies(command.action, record, now)
+        ]
+        matching.sort(key=lambda record: (record.created_at, record.id))
+        for record in matching[: command.max_rows]:
+            if command.action is ExpireAction.INVALIDATE:
+                self._change(structs.replace(record, valid_to=now), now)
+            elif command.action is ExpireAction.SOFT_DELETE:
+                self._change(structs.replace(record, deleted_at=now), now)
+            else:
+                del self._versions[record.id]
+        return Expired(min(len(matching), command.max_rows), now)
+
     def _newest(self, id: str) -> Record | None:
         versions = self._versions.get(id)
         return versions[-1].states[-1][1] if versions else None
@@ -226,6 +248,15 @@ def _instants(selection: Selection, instant: Instant) -> tuple[Instant, Instant]
         raise InvalidRequest("known_at", "lies in the future of the store")
     known_at = instant if selection.known_at is None else selection.known_at
     return known_at, known_at if selection.as_of is None else selection.as_of
+
+
+def _applies(action: ExpireAction, record: Record, now: Instant) -> bool:
+    if action is ExpireAction.HARD_DELETE:
+        return True
+    if record.deleted_at is not None:
+        return False
+    longer = record.valid_to is None or record.valid_to > now
+    return longer or action is ExpireAction.SOFT_DELETE
 
 
 def _selects(selection: Selection, record: Record) -> bool:

@@ -8,7 +8,19 @@ from typing import Protocol
 from mindgrid.shards.clock import NEVER, Instant
 from mindgrid.shards.commits import Change, Commit, RowWrite, bound, encode_result
 from mindgrid.shards.errors import PreconditionFailed
-from mindgrid.shards.types import Command, Delete, Deleted, Draft, Result, Upsert, Upserted, Vector
+from mindgrid.shards.types import (
+    Command,
+    Delete,
+    Deleted,
+    Draft,
+    Expire,
+    ExpireAction,
+    Expired,
+    Result,
+    Upsert,
+    Upserted,
+    Vector,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,10 @@ class Heads(Protocol):
         """Return the id's newest row, None where it has none or was hard-deleted."""
         ...
 
+    def to_expire(self, command: Expire, now: Instant) -> list[str]:
+        """Return the ids of the records that `command` touches, oldest first."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Planned:
@@ -41,6 +57,8 @@ class Planned:
 
 class Planner:
     """Plans the commands of one group; each sees what those before it will have done.
+
+    An Expire must be the first: which records it touches is asked of the rows as they are.
 
     Nothing of it touches the shard: a command that fails leaves no trace, and a group that does
     not become durable is simply forgotten with its planner.
@@ -59,7 +77,9 @@ class Planner:
         """
         if isinstance(command, Upsert):
             return self._upsert(command, now)
-        return self._delete(command, now)
+        if isinstance(command, Delete):
+            return self._delete(command, now)
+        return self._expire(command, now)
 
     def _head(self, id: str) -> Head | None:
         return self._overlay[id] if id in self._overlay else self._heads.head(id)
@@ -125,6 +145,24 @@ class Planner:
         elif head is not None and head.deleted_at == NEVER:
             changes = [self._change(command.id, head, head.valid_to, now)]
         result = Deleted(bool(changes or erased), now)
+        commit = self._commit(command, result, self.next_number, [], changes, erased)
+        return Planned(commit, (), result)
+
+    def _expire(self, command: Expire, now: Instant) -> Planned:
+        assert not self._overlay, "an Expire comes first in its group"
+        ids = self._heads.to_expire(command, now)
+        erased = ids if command.action is ExpireAction.HARD_DELETE else []
+        changes: list[Change] = []
+        for id in ids:
+            head = self._heads.head(id)
+            assert head is not None
+            if command.action is ExpireAction.INVALIDATE:
+                changes.append(self._change(id, head, now, head.deleted_at))
+            elif command.action is ExpireAction.SOFT_DELETE:
+                changes.append(self._change(id, head, head.valid_to, now))
+            else:
+                self._overlay[id] = None
+        result = Expired(len(ids), now)
         commit = self._commit(command, result, self.next_number, [], changes, erased)
         return Planned(commit, (), result)
 

@@ -25,7 +25,7 @@ from mindgrid.shards.columns import Column
 from mindgrid.shards.commits import Change, Commit
 from mindgrid.shards.filters import MetadataIndex, Positions
 from mindgrid.shards.plan import Head
-from mindgrid.shards.types import Selection
+from mindgrid.shards.types import Expire, ExpireAction, Selection
 
 Int64s = NDArray[np.int64]
 
@@ -120,6 +120,25 @@ class Rows:
             int(self.valid_to.view()[at]),
             int(self.deleted.view()[at]),
         )
+
+    def to_expire(self, command: Expire, now: int) -> list[str]:
+        """Return the ids of the records that `command` touches at `now`; see `plan.Heads`."""
+        matching = self.metadata.matching(command.equals, ())
+        at: Positions | slice = slice(None) if matching is None else matching
+        # The newest row of each id that was not hard-deleted; the metadata are its own.
+        touched = (self.committed.view()[at] != NEVER) & (self.replaced.view()[at] == NEVER)
+        if command.action is not ExpireAction.HARD_DELETE:
+            touched &= self.deleted.view()[at] == NEVER
+        if command.action is ExpireAction.INVALIDATE:
+            touched &= self.valid_to.view()[at] > now
+        places = np.flatnonzero(touched) if matching is None else matching[touched]
+        created, ids = self.created.view()[places], self.ids.view()[places]
+        if len(places) > command.max_rows:
+            # All that tie with the last one compete for its place by their ids.
+            last = np.partition(created, command.max_rows - 1)[command.max_rows - 1]
+            created, ids = created[created <= last], ids[created <= last]
+        oldest = sorted(zip(created.tolist(), ids.tolist(), strict=True))
+        return [id for _, id in oldest[: command.max_rows]]
 
     def position(self, number: int) -> int:
         """Return where the row with this number stands; it must be held."""

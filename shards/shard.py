@@ -35,7 +35,17 @@ from mindgrid.shards.manifest import Manifest
 from mindgrid.shards.plan import Planned, Planner
 from mindgrid.shards.segments import Segment, change_columns
 from mindgrid.shards.store import Store
-from mindgrid.shards.types import Answer, Command, Query, Result, Selection, Stamp, Upsert, Want
+from mindgrid.shards.types import (
+    Answer,
+    Command,
+    Expire,
+    Query,
+    Result,
+    Selection,
+    Stamp,
+    Upsert,
+    Want,
+)
 
 log = logging.getLogger(__name__)
 
@@ -287,6 +297,8 @@ class LanceShard:
         group: list[_Pending] = []
         rows = size_bytes = 0
         while self._queue and rows < self._config.group_rows_max and size_bytes < _GROUP_BYTES_MAX:
+            if group and isinstance(self._queue[0].command, Expire):
+                break
             pending = self._queue.popleft()
             drafts = pending.command.drafts if isinstance(pending.command, Upsert) else ()
             rows += max(1, len(drafts))

@@ -96,7 +96,30 @@ class Delete(_Value, frozen=True):
     hard: bool = False
 
 
-Command = Upsert | Delete
+class ExpireAction(enum.Enum):
+    """What Expire does to a record."""
+
+    INVALIDATE = 1
+    """End its validity now, if it has no tombstone and would be valid for longer."""
+    SOFT_DELETE = 2
+    """Tombstone it, if it has none."""
+    HARD_DELETE = 3
+    """Remove it, tombstoned or not, at every instant of knowledge."""
+
+
+class Expire(_Value, frozen=True):
+    """Do `action` to the `max_rows` oldest records that it applies to and whose metadata match.
+
+    The oldest by `created_at`, ties to the smaller id. An empty `equals` matches every record.
+    """
+
+    transaction_id: str
+    equals: Mapping[str, str]
+    action: ExpireAction
+    max_rows: int
+
+
+Command = Upsert | Delete | Expire
 
 
 class Upserted(_Value, frozen=True):
@@ -113,7 +136,14 @@ class Deleted(_Value, frozen=True):
     committed_at: Instant
 
 
-Result = Upserted | Deleted
+class Expired(_Value, frozen=True):
+    """How many records were touched, and when the commit took effect."""
+
+    affected: int
+    committed_at: Instant
+
+
+Result = Upserted | Deleted | Expired
 
 
 class PredicateOp(enum.Enum):

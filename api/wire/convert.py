@@ -14,7 +14,16 @@ from mindgrid.api.wire.messages import (
 )
 from mindgrid.shards import types
 from mindgrid.shards.errors import InvalidRequest
-from mindgrid.shards.types import Answer, Draft, Predicate, PredicateOp, Query, Selection, Want
+from mindgrid.shards.types import (
+    Answer,
+    Draft,
+    ExpireAction,
+    Predicate,
+    PredicateOp,
+    Query,
+    Selection,
+    Want,
+)
 
 _OPS = {op.value: op for op in PredicateOp}
 
@@ -74,6 +83,15 @@ def _op(number: int, index: int) -> PredicateOp:
             f"predicates[{index}].op", f"is {number or 'unset'}; use one of {names}"
         )
     return _OPS[number]
+
+
+def expire_action(number: int) -> ExpireAction:
+    """Return what Expire is to do; raises InvalidRequest unless the number names it."""
+    try:
+        return ExpireAction(number)
+    except ValueError:
+        names = ", ".join(f"EXPIRE_ACTION_{action.name}" for action in ExpireAction)
+        raise InvalidRequest("action", f"is {number or 'unset'}; use one of {names}") from None
 
 
 def _want(request: SearchRequest) -> Want:

@@ -145,3 +145,19 @@ class DeleteResponse(Message, frozen=True, kw_only=True):
     """Whether there was one."""
 
     existed: bool = False
+
+
+class ExpireRequest(Message, frozen=True, kw_only=True):
+    """Do `action`, a number of the proto's ExpireAction, to the oldest records that match."""
+
+    namespace: str = ""
+    filter: Mapping[str, str] = msgspec.field(default_factory=dict)
+    action: int = 0
+    max_rows: int = 0
+    transaction_id: str = ""
+
+
+class ExpireResponse(Message, frozen=True, kw_only=True):
+    """How many were touched."""
+
+    affected: int = 0

@@ -103,6 +103,4 @@ def _shape(descriptor: Descriptor) -> Shape:
 
 SHAPES: dict[type[Message], Shape] = {}
 for _descriptor in semantic_pb2.DESCRIPTOR.message_types_by_name.values():
-    # ExpireRequest and ExpireResponse have no struct before the verb exists.
-    if hasattr(messages, _descriptor.name):
-        _shape(_descriptor)
+    _shape(_descriptor)

@@ -24,7 +24,7 @@ from mindgrid.cluster.placement import shard_of
 from mindgrid.cluster.spec import GridSpec, NamespaceKey, NamespaceSpec, shard_folder
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.config import History, ShardConfig
-from mindgrid.shards.types import Command, Delete, Draft, Space, Upsert, Vector
+from mindgrid.shards.types import Command, Delete, Draft, Expire, Space, Upsert, Vector
 
 START = Instant(1_767_225_600_000_000)
 """2026-01-01T00:00:00Z; the n-th commit of a shard is n seconds later."""
@@ -119,6 +119,7 @@ def in_the_journal_alone(shard: int) -> Iterator[Command]:
 
 
 def _here(shard: int, command: Command) -> Iterator[Command]:
+    assert not isinstance(command, Expire), "it has no shard"
     id = command.id if isinstance(command, Delete) else command.drafts[0].id
     if shard_of(id, SHARDS) == shard:
         yield command

@@ -26,11 +26,11 @@ from mindgrid.shards.types import (
     Answer,
     Command,
     Delete,
-    Deleted,
+    Expire,
+    Result,
     Selection,
     Stamp,
     Upsert,
-    Upserted,
     Want,
 )
 from tests.simulation.test_shard_history import CONFIG, RAM, outcome, record_view, view
@@ -81,7 +81,7 @@ class Grids:
         # Each operation has an instant of its own, so that the shards of a batch agree on it.
         self.clock.turn(1_000)
         match operation:
-            case Upsert() | Delete():
+            case Upsert() | Delete() | Expire():
                 await self._write(operation)
             case Turn(micros):
                 self.clock.turn(max(0, micros))
@@ -123,11 +123,15 @@ class Grids:
         self._seen["writes"] += 1
         assert found == outcome(self.oracle, command)
 
-    async def _commit(self, command: Command) -> Upserted | Deleted:
-        if isinstance(command, Upsert):
-            _, upserted = await self.grid.upsert("h", command.drafts, command.transaction_id)
-            return upserted
-        return await self.grid.delete("h", command.id, command.hard, command.transaction_id)
+    async def _commit(self, command: Command) -> Result:
+        match command:
+            case Upsert(transaction_id, drafts):
+                _, upserted = await self.grid.upsert("h", drafts, transaction_id)
+                return upserted
+            case Delete(transaction_id, id, hard):
+                return await self.grid.delete("h", id, hard, transaction_id)
+            case Expire(transaction_id, equals, action, max_rows):
+                return await self.grid.expire("h", equals, action, max_rows, transaction_id)
 
     async def _search(self, search: Search) -> None:
         selection = replace(

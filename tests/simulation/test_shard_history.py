@@ -23,6 +23,7 @@ from mindgrid.shards.types import (
     Answer,
     Command,
     Delete,
+    Expire,
     Record,
     Result,
     Selection,
@@ -87,7 +88,7 @@ class Pair:
     def do(self, operation: Operation) -> None:
         self._latest = max(self._latest, self.clock.now())
         match operation:
-            case Upsert() | Delete():
+            case Upsert() | Delete() | Expire():
                 expected = outcome(self.oracle, operation)
                 assert outcome(self.shard, operation) == expected
             case Turn(micros):

@@ -11,6 +11,8 @@ from mindgrid.shards.clock import Instant
 from mindgrid.shards.types import (
     Delete,
     Draft,
+    Expire,
+    ExpireAction,
     Predicate,
     PredicateOp,
     Query,
@@ -66,7 +68,7 @@ class Reopen:
     """Close the shard and open it from its folder."""
 
 
-Operation = Upsert | Delete | Search | Get | Turn | Maintain | Compact | Reopen
+Operation = Upsert | Delete | Expire | Search | Get | Turn | Maintain | Compact | Reopen
 
 _ids = st.sampled_from(IDS)
 _micros = st.integers(-_AROUND, _AROUND)
@@ -110,6 +112,13 @@ _upserts = st.builds(
 )
 _deletes = st.builds(
     Delete, transaction_id=st.sampled_from(["", "t3"]), id=_ids, hard=st.booleans()
+)
+_expires = st.builds(
+    Expire,
+    transaction_id=st.sampled_from(["", "", "t4"]),
+    equals=st.dictionaries(st.sampled_from(["k", "kind"]), _values, max_size=1),
+    action=st.sampled_from(ExpireAction),
+    max_rows=st.sampled_from([1, 2, 5, 20]),
 )
 _predicates = st.one_of(
     st.builds(
@@ -165,6 +174,7 @@ operations = st.one_of(
     _upserts,
     _upserts,
     _deletes,
+    _expires,
     _searches,
     _searches,
     _searches,

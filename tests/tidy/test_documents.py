@@ -9,7 +9,13 @@ from tests.tidy.repository import ROOT, named_paths
 
 from mindgrid.api import openapi
 from mindgrid.api.wire import codec
-from mindgrid.api.wire.messages import DeleteRequest, Message, SearchRequest, UpsertRequest
+from mindgrid.api.wire.messages import (
+    DeleteRequest,
+    ExpireRequest,
+    Message,
+    SearchRequest,
+    UpsertRequest,
+)
 from mindgrid.cluster.settings import load
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -17,6 +23,7 @@ REQUESTS: dict[str, type[Message]] = {
     "Upsert": UpsertRequest,
     "Search": SearchRequest,
     "Delete": DeleteRequest,
+    "Expire": ExpireRequest,
 }
 SECTIONS = ["Context", "Decision", "Consequences"]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))

@@ -21,6 +21,8 @@ from mindgrid.shards.errors import InvalidRequest
 from mindgrid.shards.types import (
     Delete,
     Draft,
+    Expire,
+    ExpireAction,
     Predicate,
     PredicateOp,
     Query,
@@ -123,6 +125,13 @@ def test_an_id_that_is_empty_too_long_or_no_text_is_refused(id: str, word: str) 
         check_command(Delete("", id), SPACE)
     with pytest.raises(InvalidRequest, match=rf"ids\[1\].*{word}"):
         check_ids(["b", id])
+
+
+@pytest.mark.parametrize("max_rows", [0, -1, 2**32])
+def test_an_expire_is_bounded(max_rows: int) -> None:
+    check_command(Expire("", {}, ExpireAction.INVALIDATE, 1), SPACE)
+    with pytest.raises(InvalidRequest, match=f"max_rows: is {max_rows}"):
+        check_command(Expire("", {}, ExpireAction.INVALIDATE, max_rows), SPACE)
 
 
 def test_a_lone_surrogate_is_refused_wherever_text_is_stored() -> None:
