@@ -18,14 +18,15 @@ from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.types import Selection, Stamp, Upserted, Want
 
 OPERATIONS = 60
+"""Enough for a writer to reach each step once; n times as many for the n-th time."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_writer(folder: Path, epoch: int, first: int, fault: str) -> tuple[int, dict[int, int]]:
+def run_writer(folder: Path, fault: str, operations: int) -> tuple[int, dict[int, int]]:
     """Run the writer until it ends or dies; return its exit code and the acknowledged versions."""
     environment = {**os.environ, "MINDGRID_FAULT": fault}
     command = [sys.executable, "-m", "tests.support.crash_writer"]
-    command += [str(folder), str(epoch), str(first), str(OPERATIONS)]
+    command += [str(folder), "1", "0", str(operations)]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
@@ -57,7 +58,7 @@ def check_nothing_lost(shard: LanceShard, acknowledged: dict[int, int], attempte
 def check_nothing_came_back(shard: LanceShard, crashed_at: int) -> None:
     """Check that no hard-deleted record is there, but for the one that was to be deleted next."""
     everything = shard.get(
-        [f"doomed{k}" for k in range(0, OPERATIONS, 10)],
+        [f"doomed{k}" for k in range(0, crashed_at + 1, 10)],
         Selection(include_invalidated=True),
         Want.VALUES,
         Stamp(SystemClock().now()),
@@ -81,7 +82,7 @@ CASES = [
 @pytest.mark.parametrize(("name", "occurrence"), CASES)
 def test_a_kill_at_any_step_loses_nothing(tmp_path: Path, name: str, occurrence: int) -> None:
     folder = tmp_path / "shard"
-    code, acknowledged = run_writer(folder, 1, 0, f"{name}:{occurrence}")
+    code, acknowledged = run_writer(folder, f"{name}:{occurrence}", OPERATIONS * occurrence)
     assert code == -9, f"{name} was not reached {occurrence} times"
     attempted = max(acknowledged, default=-1) + 1
     shard = open_shard(folder, 2)
