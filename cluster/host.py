@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +38,7 @@ from mindgrid.shards.clock import Clock, SystemClock
 from mindgrid.shards.config import Driver
 from mindgrid.shards.driver import Found, SemanticShard
 from mindgrid.shards.errors import (
+    Corruption,
     MindgridError,
     Moved,
     NotFound,
@@ -44,6 +47,7 @@ from mindgrid.shards.errors import (
     StorageLocked,
     Unavailable,
 )
+from mindgrid.shards.files import create_folder, sync
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.types import Result, Stamp
 
@@ -80,8 +84,32 @@ def open_shard(opened: Opened) -> SemanticShard:
     # Here, so that a host of memory shards does not pay for Lance and FAISS.
     from mindgrid.shards.shard import LanceShard, Workers
 
+    _make_folders(opened.folder.parent, opened.spec.shards)
+    if not opened.folder.is_dir():
+        problem = "the folder is missing, but those of other shards exist; bring it back"
+        raise Corruption(str(opened.folder), problem)
     workers = Workers(opened.commits, opened.maintenance)
     return LanceShard.open(opened.folder, opened.spec.config, opened.epoch, opened.clock, workers)
+
+
+def _make_folders(generation: Path, shards: int) -> None:
+    """Make the folders of all shards at once, the first time any of them is opened.
+
+    So that a shard whose folder is lost later is not taken for one that holds nothing yet.
+    """
+    if generation.is_dir():
+        return
+    fresh = generation.with_name(f"{generation.name}.new-{secrets.token_hex(4)}")
+    for number in range(shards):
+        create_folder(fresh / f"s{number}")
+    try:
+        fresh.rename(generation)
+    except OSError:
+        # Another host was sooner.
+        shutil.rmtree(fresh, ignore_errors=True)
+        if not generation.is_dir():
+            raise
+    sync(generation.parent)
 
 
 def load_driver(driver: Driver) -> None:

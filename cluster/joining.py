@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import ray
@@ -14,21 +15,26 @@ from mindgrid.shards.errors import Unavailable
 
 
 def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
-    """Join the cluster at `address`, host:port of Ray's head; does nothing inside a cluster.
+    """Join the cluster at `address`, host:port of Ray's head; inside a cluster it must be that one.
 
-    "auto" is the server on `storage` if that is given, else what Ray takes it for. Raises
-    Unavailable if no server runs there or none answers.
+    "auto" is the server on `storage` if that is given, else the cluster that this process is in or
+    what Ray takes it for. Raises Unavailable if no server runs there, none answers, or this process
+    has joined another cluster: Ray knows one a process.
     """
-    if ray.is_initialized():
-        return
     if address == "auto" and storage is not None:
         server = running_server(storage)
-        if server is None:
+        if server is not None:
+            address = server.ray_address
+        elif not ray.is_initialized():
             problem = "none is running; start it with `mindgrid serve`"
             raise Unavailable(f"the server on {storage}", problem)
-        address = server.ray_address
+    if ray.is_initialized():
+        _check_joined(address)
+        return
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
+    if address != "auto":
+        _check_answers(address)
     # Ray reads RAY_AUTH_MODE when it is imported, which has happened; by itself it turns the
     # token on only where it finds the cluster by itself (docs/decisions/0003).
     authentication_token_setup.maybe_enable_token_auth_if_token_available(False)
@@ -41,3 +47,35 @@ def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
         )
     except (ConnectionError, RuntimeError) as error:
         raise Unavailable(f"the Ray cluster at {address}", str(error)) from error
+
+
+def _check_joined(address: str) -> None:
+    joined = ray.get_runtime_context().gcs_address
+    if ":" in address and not _is_same(address, joined):
+        problem = (
+            f"this process has joined the Ray cluster at {joined}, and can be in one only; use "
+            "another process, or call ray.shutdown() first"
+        )
+        raise Unavailable(f"the Ray cluster at {address}", problem)
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Return whether two addresses, host:port, may be the same: a machine has several names."""
+    hosts, ports = zip(*(address.rpartition(":")[::2] for address in (one, other)), strict=True)
+    names = [host.rpartition("/")[2].strip("[]").removeprefix("::ffff:") for host in hosts]
+    loopback = any(name.startswith("127.") or name in ("localhost", "::1") for name in names)
+    return ports[0] == ports[1] and (names[0] == names[1] or loopback)
+
+
+def _check_answers(address: str) -> None:
+    """Raise Unavailable if nothing listens there: Ray itself would try for two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_WAIT_S).close()
+    except (OSError, OverflowError) as error:
+        raise Unavailable(f"the Ray cluster at {address}", f"nothing answers: {error}") from error
+
+
+_CONNECT_WAIT_S = 5.0

@@ -353,7 +353,10 @@ class Supervisor:
             raise Unavailable(f"the server ({child.name})", words)
 
     def _record(self) -> None:
-        """Write server.json; readers see the old one or the new one."""
+        """Write server.json; readers see the old one or the new one.
+
+        A full disk must not end a server that still answers reads: then the old one stays.
+        """
         self._next_record = time.monotonic() + _RECORD_EVERY_S
         record = ServerRecord(
             state=self._state,
@@ -365,8 +368,13 @@ class Supervisor:
             processes=tuple(self._named(*found) for found in processes_of(self._session)),
         )
         fresh = self._run / "server.json.new"
-        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-        fresh.rename(self._storage / "server.json")
+        try:
+            fresh.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
+            fresh.rename(self._storage / "server.json")
+        except OSError as error:
+            log.warning("server.json stays as it was: %s", error)
+            with contextlib.suppress(OSError):
+                fresh.unlink()
 
     def _named(self, name: str, process: Process) -> ProcessRecord:
         for child in (self._head, self._driver):
@@ -382,7 +390,8 @@ class Supervisor:
 
     @property
     def _report_file(self) -> Path:
-        return self._run / "driver.json"
+        # Not in the storage folder, whose disk may be full.
+        return self._session.folder / "driver.json"
 
     def _child(self, name: str) -> Child:
         options = self._options

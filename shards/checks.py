@@ -122,11 +122,12 @@ def check_query(query: Query, space: Space, text: str = "") -> Query:
     `text` is what will be embedded; empty where the caller brings a vector.
     """
     _check_text(text, "query_text")
-    if text and len(query.vector):
+    given = _is_given(query.vector, "query_vector")
+    if text and given:
         raise InvalidRequest("query_vector", "set either query_text or query_vector, not both")
-    if not text and not len(query.vector):
+    if not text and not given:
         raise InvalidRequest("query_text", "set either query_text or query_vector; both are empty")
-    if len(query.vector):
+    if given:
         check_vector(query.vector, space, "query_vector")
     check_selection(query.selection)
     return replace(query, top_k=check_top_k(query.top_k))
@@ -134,7 +135,7 @@ def check_query(query: Query, space: Space, text: str = "") -> Query:
 
 def check_top_k(top_k: int) -> int:
     """Return how many hits are wanted; 0 stands for the default."""
-    if not 0 <= top_k <= TOP_K_MAX:
+    if not isinstance(top_k, int) or not 0 <= top_k <= TOP_K_MAX:
         raise InvalidRequest("top_k", f"is {top_k}, but must be from 0 to {TOP_K_MAX}")
     return top_k or TOP_K_DEFAULT
 
@@ -152,6 +153,8 @@ def check_selection(selection: Selection) -> None:
 
 def check_ids(ids: Iterable[str], field: str = "ids") -> None:
     """Refuse a list with any id that no record can have."""
+    if isinstance(ids, str):
+        raise InvalidRequest(field, "must be a list of ids, not one string")
     for index, id in enumerate(ids):
         try:
             check_id(id, field)
@@ -192,7 +195,7 @@ def check_vector(vector: Vector, space: Space, field: str) -> None:
 def _check_draft(draft: Draft, space: Space) -> None:
     check_id(draft.id, "id")
     _check_text(draft.content, "content")
-    if len(draft.vector):
+    if _is_given(draft.vector, "vector"):
         check_vector(draft.vector, space, "vector")
     elif not draft.content:
         raise InvalidRequest("content", "set content or vector; both are empty")
@@ -205,6 +208,8 @@ def _check_draft(draft: Draft, space: Space) -> None:
     _check_time(draft.deleted_at, "deleted_at")
     check_ids(draft.supersedes, "supersedes")
     _check_text(draft.source, "source")
+    if draft.if_version is not None and not isinstance(draft.if_version, int):
+        raise InvalidRequest("if_version", f"must be an int, not {draft.if_version!r:.64}")
     if draft.if_version is not None and not 0 <= draft.if_version <= VERSION_MAX:
         raise InvalidRequest(
             "if_version", f"is {draft.if_version}, but must be from 0 to {VERSION_MAX}"
@@ -217,6 +222,8 @@ def _check_predicate(predicate: Predicate, field: str) -> None:
     _check_text(predicate.key, f"{field}.key")
     for value in predicate.values:
         _check_text(value, f"{field}.values")
+    if not isinstance(predicate.op, PredicateOp):
+        raise InvalidRequest(f"{field}.op", f"must be a PredicateOp, not {predicate.op!r:.64}")
     count = len(predicate.values)
     if predicate.op is PredicateOp.IN:
         if count == 0:
@@ -233,7 +240,19 @@ def _check_predicate(predicate: Predicate, field: str) -> None:
         )
 
 
+def _is_given(vector: Vector, field: str) -> bool:
+    """Return whether there is a vector; refuse what is none. Python callers may send anything."""
+    if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.ndim != 1:
+        problem = (
+            "must be a NumPy array of float32 in one dimension: np.asarray(values, np.float32)"
+        )
+        raise InvalidRequest(field, problem)
+    return len(vector) > 0
+
+
 def _check_map(pairs: Mapping[str, str], field: str) -> None:
+    if not isinstance(pairs, Mapping):
+        raise InvalidRequest(field, f"must map strings to strings, not be {type(pairs).__name__}")
     for key, value in pairs.items():
         _check_text(key, field)
         _check_text(value, field)
@@ -256,6 +275,9 @@ def _check_text(text: str, field: str, bytes_max: int | None = None) -> None:
 
 
 def _check_time(time: Instant | None, field: str) -> None:
+    if time is not None and not isinstance(time, int):
+        problem = f"must be an int, µs since 1970, not {type(time).__name__}"
+        raise InvalidRequest(field, problem)
     if time is not None and not YEAR_1 <= time <= YEAR_9999:
         raise InvalidRequest(
             field, f"is {time} µs from 1970, but must lie within the years 1 to 9999"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.support.grids import drafts, local_grid, namespace, run, vector_of
+from tests.support.grids import drafts, local_grid, namespace, queries, run, vector_of
 
 from mindgrid.cluster.client import Grid
 from mindgrid.cluster.embedders.cache import EmbeddingCache
@@ -18,9 +19,10 @@ from mindgrid.cluster.embedders.protocol import Vectors
 from mindgrid.cluster.host import Host
 from mindgrid.cluster.local import LocalCluster, LocalHost
 from mindgrid.cluster.port import Port
-from mindgrid.cluster.spec import NamespaceKey
+from mindgrid.cluster.spec import NamespaceKey, shard_folder
 from mindgrid.cluster.table import Table
-from mindgrid.shards.errors import DeadlineExceeded, InvalidRequest, Unavailable
+from mindgrid.shards.config import Driver
+from mindgrid.shards.errors import Corruption, DeadlineExceeded, InvalidRequest, Unavailable
 from mindgrid.shards.types import Draft, Query, Space
 
 NO_VECTOR = np.empty(0, dtype=np.float32)
@@ -150,5 +152,22 @@ def test_a_server_whose_hosts_hang_says_so_soon(tmp_path: Path) -> None:
             assert time.monotonic() - started < 2, "all are asked at once"
             hanging.close()
             cluster.hosts.update(former)
+
+    run(claim)
+
+
+def test_a_shard_whose_folder_is_lost_is_named_and_not_served_as_empty(tmp_path: Path) -> None:
+    async def claim() -> None:
+        spaces = namespace("n", 2, Driver.LANCE), namespace("m", 1, Driver.LANCE)
+        async with local_grid(tmp_path, *spaces) as (grid, _):
+            for name in ("n", "m"):
+                await grid.upsert(name, drafts(20))
+        lost = shard_folder(tmp_path, NamespaceKey("semantic", "n"), 1, 1)
+        shutil.rmtree(lost)
+        async with local_grid(tmp_path, *spaces) as (grid, _):
+            with pytest.raises(Corruption, match=f"{lost}.*missing"):
+                await grid.search("n", queries(1)[0])
+            assert len((await grid.search("m", queries(1)[0])).hits) == 10
+            assert not lost.exists()
 
     run(claim)

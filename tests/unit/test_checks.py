@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -125,6 +127,36 @@ def test_an_id_that_is_empty_too_long_or_no_text_is_refused(id: str, word: str) 
         check_command(Delete("", id), SPACE)
     with pytest.raises(InvalidRequest, match=rf"ids\[1\].*{word}"):
         check_ids(["b", id])
+
+
+@pytest.mark.parametrize(
+    "vector", [[1.0] * 4, np.ones(4), np.ones(4, int), np.ones((2, 2), np.float32), None, "1111"]
+)
+def test_a_vector_of_another_type_is_refused_and_not_a_traceback(vector: Any) -> None:
+    assert "np.asarray" in refusal(replace(DRAFT, vector=vector)).problem
+    assert "np.asarray" in query_refusal(replace(QUERY, vector=vector)).problem
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("valid_to", 1.5),
+        ("created_at", "now"),
+        ("if_version", "1"),
+        ("metadata", [1]),
+        ("supersedes", "h1"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(field: str, value: Any) -> None:
+    assert refusal(replace(DRAFT, **{field: value})).field == f"records[3].{field}"
+
+
+def test_a_query_of_other_types_is_refused_by_name() -> None:
+    assert query_refusal(replace(QUERY, top_k="3")).field == "top_k"
+    bad = Predicate("k", "EQ", ("v",))  # type: ignore[arg-type]
+    assert query_refusal(replace(QUERY, selection=Selection(predicates=(bad,)))).field == (
+        "predicates[0].op"
+    )
 
 
 @pytest.mark.parametrize("max_rows", [0, -1, 2**32])
