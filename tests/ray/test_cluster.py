@@ -62,6 +62,14 @@ class Server:
         return host_of(key, shard, [host.name for host in self.status().hosts])
 
 
+def test_a_process_is_in_one_cluster_and_is_told_so(ray_cluster: str) -> None:
+    with mindgrid.connect(ray_cluster, ray_namespace=f"t-{uuid.uuid4().hex[:8]}"):
+        pass
+    for address in ("127.0.0.1:1", "10.1.2.3:6379"):
+        with pytest.raises(Unavailable, match=f"{address}.*can be in one only"):
+            mindgrid.connect(address)
+
+
 LANCE = ("tasks", "kill", "stop", "both", "steady", "again", "damaged", "kept", "crowd")
 
 

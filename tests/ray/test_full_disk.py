@@ -25,6 +25,7 @@ def test_a_server_on_a_full_disk_goes_on_answering_and_writes_once_there_is_room
             server.start()
             for name in ("kept", "other"):
                 server.call("Upsert", {"records": [{"id": "a", "content": "a"}]}, name)
+                server.call("Search", {"queryText": "a"}, name)  # opens every shard
             ballast = fill(disk)
             payload = base64.b64encode(os.urandom(1 << 18)).decode()
             big = {"records": [{"id": "big", "content": "big", "payload": payload}]}
