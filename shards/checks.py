@@ -42,6 +42,8 @@ from mindgrid.shards.types import (
 
 VERSION_MAX = 2**64 - 1
 MAX_ROWS_MAX = 2**32 - 1
+CONDITIONS_MAX = 256
+"""Each looks at a column of the whole shard, while no other read of it can begin."""
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _NUMERIC_OPS = frozenset({PredicateOp.GT, PredicateOp.GTE, PredicateOp.LT, PredicateOp.LTE})
@@ -143,6 +145,10 @@ def check_top_k(top_k: int) -> int:
 def check_selection(selection: Selection) -> None:
     """Refuse a selection that no record could be compared with."""
     _check_map(selection.equals, "filter")
+    conditions = len(selection.equals) + len(selection.predicates)
+    if conditions > CONDITIONS_MAX:
+        problem = f"with predicates it has {conditions} conditions, but at most {CONDITIONS_MAX}"
+        raise InvalidRequest("filter", f"{problem} are allowed")
     for index, predicate in enumerate(selection.predicates):
         _check_predicate(predicate, f"predicates[{index}]")
     _check_time(selection.created_after, "created_after")

@@ -159,6 +159,15 @@ def test_a_query_of_other_types_is_refused_by_name() -> None:
     )
 
 
+def test_a_filter_has_a_bounded_number_of_conditions() -> None:
+    equals = {f"k{n}": "v" for n in range(200)}
+    some = (Predicate("k", PredicateOp.EQ, ("v",)),)
+    check_query(replace(QUERY, selection=Selection(equals, some * 56)), SPACE)
+    refused = query_refusal(replace(QUERY, selection=Selection(equals, some * 57)))
+    assert refused.field == "filter"
+    assert "257 conditions, but at most 256" in refused.problem
+
+
 @pytest.mark.parametrize("max_rows", [0, -1, 2**32])
 def test_an_expire_is_bounded(max_rows: int) -> None:
     check_command(Expire("", {}, ExpireAction.INVALIDATE, 1), SPACE)
