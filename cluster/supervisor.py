@@ -39,6 +39,7 @@ from mindgrid.shards.lock import FolderLock
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+_LET_GO_S = 10.0
 _RECORD_EVERY_S = 10.0
 _HEALTH_WAIT_S = 2.0
 _TAIL_BYTES = 2_000
@@ -227,11 +228,11 @@ class Supervisor:
         """Clear away what an earlier life left, and take the door's port."""
         before = _read_record(self._storage)
         recorded = [record.process for record in before.processes] if before else []
-        if ended := end_session(self._session, recorded):
+        ended = end_session(self._session, recorded)
+        if ended:
             log.warning("ended %d processes that outlived their server", ended)
         # In a cluster of others the door may be our own, still open.
-        free = self._options.address or is_free(self._options.host, self._options.http_port)
-        if not free:
+        if not (self._options.address or self._is_port_free(bool(ended))):
             raise ConfigError(
                 "server.http.port",
                 f"{self._options.http_port} is in use; choose another or stop what listens there",
@@ -264,6 +265,19 @@ class Supervisor:
             self._look_at_health()
         if time.monotonic() >= self._next_record:
             self._record()
+
+    def _is_port_free(self, ended: bool) -> bool:
+        """Return whether the door can open; what was just ended may let go of it a moment later.
+
+        So may a process that was forked while the others were being ended.
+        """
+        until = time.monotonic() + (_LET_GO_S if ended else 0.0)
+        while not is_free(self._options.host, self._options.http_port):
+            if time.monotonic() >= until:
+                return False
+            end_session(self._session)
+            time.sleep(0.1)
+        return True
 
     def _start_head(self) -> None:
         self._session.prepare()

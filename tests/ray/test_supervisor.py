@@ -6,6 +6,7 @@ Ray takes its time to start, so the claims share one server where one does not s
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import shutil
 import signal
@@ -193,7 +194,7 @@ def _eventually(claim: Callable[[], bool], within_s: float = _START_WAIT_S) -> N
     deadline = time.monotonic() + within_s
     while True:
         # While the server is down, nobody answers.
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, http.client.HTTPException):
             if claim():
                 return
         assert time.monotonic() < deadline, "did not come true in time"
