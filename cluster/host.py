@@ -31,7 +31,7 @@ from mindgrid.cluster.instants import stamp_read
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey, failed
 from mindgrid.cluster.process import end, this_process
 from mindgrid.cluster.reader import Reader, named
-from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_folder
+from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_folder, shard_name
 from mindgrid.cluster.table import Routes, Table
 from mindgrid.shards.background import background_pool
 from mindgrid.shards.clock import Clock, SystemClock
@@ -101,7 +101,7 @@ def _make_folders(generation: Path, shards: int) -> None:
         return
     fresh = generation.with_name(f"{generation.name}.new-{secrets.token_hex(4)}")
     for number in range(shards):
-        create_folder(fresh / f"s{number}")
+        create_folder(fresh / shard_name(number))
     try:
         fresh.rename(generation)
     except OSError:
@@ -339,9 +339,7 @@ class Host:
     def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Result]) -> None:
         if isinstance(done.exception(), RetryError | OperatorError):
             # A full disk, for one, refuses a write and leaves the shard as it was.
-            reader = Reader(key, shard)
-            reader.failed = True
-            self._retire_failed((reader,))
+            self._retire_if_mute(Reader(key, shard))
 
     # Shards
 
@@ -409,10 +407,15 @@ class Host:
             shard.close()
 
     def _retire_failed(self, readers: Iterable[Reader]) -> None:
-        """Retire those shards that answer nothing any more, not even a read of no id."""
         for reader in readers:
-            if reader.failed and (error := reader.probe(stamp_read(self._clock))):
-                self._retire(reader.key, reader.shard, error)
+            if reader.failed:
+                self._retire_if_mute(reader)
+
+    def _retire_if_mute(self, reader: Reader) -> None:
+        """Retire a shard that answers nothing any more, not even a read of no id."""
+        error = reader.probe(stamp_read(self._clock))
+        if error is not None:
+            self._retire(reader.key, reader.shard, error)
 
     def _retire(self, key: ShardKey, shard: SemanticShard, error: MindgridError) -> None:
         """Open a shard anew that gave up: the disk decides what of its last commits is there."""

@@ -123,10 +123,11 @@ class LocalHost:
     async def _run(self, kind: str, work: Callable[..., bytes], *arguments: object) -> bytes:
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads[kind], work, *arguments)
+            done = loop.run_in_executor(self._threads[kind], work, *arguments)
         except RuntimeError as error:
             # What an executor says that was shut down.
             raise Unavailable("host", "it is closed") from error
+        return await done
 
 
 class _Way:

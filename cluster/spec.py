@@ -83,7 +83,12 @@ def shard_folder(storage: Path, key: NamespaceKey, generation: int, shard: int) 
     A tenant's folder will stand in front of the block; blocks are a closed set of names, so a
     tenant's folder can be told from one by its prefix.
     """
-    return generation_folder(storage, key, generation) / f"s{shard}"
+    return generation_folder(storage, key, generation) / shard_name(shard)
+
+
+def shard_name(shard: int) -> str:
+    """Return the name of a shard's folder in that of its generation."""
+    return f"s{shard}"
 
 
 def generation_folder(storage: Path, key: NamespaceKey, generation: int) -> Path:

@@ -431,7 +431,8 @@ class Journal:
             raise
         except (sqlite3.Error, OSError) as error:
             ours = self._translate(error)
-            if not (_is_full(error) and self._takes_back()):
+            full = _code(error) & 0xFF == sqlite3.SQLITE_FULL
+            if not (full and self._takes_back()):
                 self._roll_back(f"a write failed ({error}); open it anew")
             raise ours from error
         except BaseException as error:
@@ -631,10 +632,9 @@ class Journal:
         """Return ours for SQLite's: the one seam between the two."""
         if isinstance(error, OSError):
             return files.unavailable(self._path, error)
-        # Python raises some errors itself, without a code: text or numbers it cannot convert.
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        code = _code(error)
         primary = code & 0xFF
-        if _is_full(error):
+        if primary == sqlite3.SQLITE_FULL:
             return Unavailable(str(self._path), files.DISK_FULL)
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return StorageLocked(str(self._path), "another process that opened it without LOCK")
@@ -726,9 +726,13 @@ def _unpack_transactions(body: bytes) -> list[Transaction]:
     ]
 
 
-def _is_full(error: sqlite3.Error | OSError) -> bool:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    return isinstance(error, sqlite3.Error) and code & 0xFF == sqlite3.SQLITE_FULL
+def _code(error: sqlite3.Error | OSError) -> int:
+    """Return SQLite's extended code, whose last byte is the primary one.
+
+    Python raises some errors itself, without a code: text or numbers it cannot convert.
+    """
+    code: int = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return code
 
 
 def _check_main_header(path: Path) -> None:

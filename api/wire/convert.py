@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
+from typing import TypeVar
 
 from mindgrid.api.wire.messages import (
     NO_VECTOR,
@@ -25,7 +27,7 @@ from mindgrid.shards.types import (
     Want,
 )
 
-_OPS = {op.value: op for op in PredicateOp}
+E = TypeVar("E", bound=Enum)
 
 
 def drafts(request: UpsertRequest) -> tuple[Draft, ...]:
@@ -77,21 +79,20 @@ def _selection(request: SearchRequest) -> Selection:
 
 
 def _op(number: int, index: int) -> PredicateOp:
-    if number not in _OPS:
-        names = ", ".join(f"PREDICATE_OP_{op.name}" for op in PredicateOp)
-        raise InvalidRequest(
-            f"predicates[{index}].op", f"is {number or 'unset'}; use one of {names}"
-        )
-    return _OPS[number]
+    return _member(PredicateOp, number, "PREDICATE_OP", f"predicates[{index}].op")
 
 
 def expire_action(number: int) -> ExpireAction:
     """Return what Expire is to do; raises InvalidRequest unless the number names it."""
+    return _member(ExpireAction, number, "EXPIRE_ACTION", "action")
+
+
+def _member(kind: type[E], number: int, prefix: str, field: str) -> E:
     try:
-        return ExpireAction(number)
+        return kind(number)
     except ValueError:
-        names = ", ".join(f"EXPIRE_ACTION_{action.name}" for action in ExpireAction)
-        raise InvalidRequest("action", f"is {number or 'unset'}; use one of {names}") from None
+        names = ", ".join(f"{prefix}_{member.name}" for member in kind)
+        raise InvalidRequest(field, f"is {number or 'unset'}; use one of {names}") from None
 
 
 def _want(request: SearchRequest) -> Want:

@@ -24,6 +24,8 @@ from mindgrid.api.wire.messages import Message
 from mindgrid.api.wire.scalars import UINT32_MAX, UINT64_MAX
 from mindgrid.api.wire.shapes import SHAPES, Field, Kind, Shape
 
+_Decoders = tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]
+"""For camelCase names and for snake_case ones."""
 Convert = Callable[[Any], tuple[Any, int]]
 """Turns a raw value into the field's, and says how many strings the text spent on it."""
 
@@ -39,19 +41,24 @@ class _Plan:
 
 def read(message: type[Message], body: bytes) -> Message | None:
     """Return the message that `body` spells for sure, else None."""
-    for decoder in _DECODERS[message]:
+    try:
+        built, strings = _decoded(_DECODERS[message], _PLANS[message], body)
+    except (ValueError, OverflowError, RecursionError):
+        return None
+    return built if 2 * strings == _quotes(body) else None
+
+
+def _decoded(decoders: _Decoders, plan: _Plan, text: bytes | msgspec.Raw) -> tuple[Message, int]:
+    """Return the message in the first spelling that fits; ValueError if none does for sure."""
+    for decoder in decoders:
         try:
-            raw = decoder.decode(body)
+            raw = decoder.decode(text)
         except msgspec.ValidationError:
             continue
-        except (msgspec.DecodeError, RecursionError):
-            return None
-        try:
-            built, strings = _build(_PLANS[message], raw)
-        except (ValueError, OverflowError, RecursionError):
-            return None
-        return built if 2 * strings == _quotes(body) else None
-    return None
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from None
+        return _build(plan, raw)
+    raise ValueError("it is left to the careful reader")
 
 
 def _quotes(body: bytes) -> int:
@@ -121,18 +128,8 @@ def _many(shape: Shape) -> Convert:
     """
     plan, decoders = _plan(shape), _decoders(shape)
 
-    def read(item: msgspec.Raw) -> tuple[Message, int]:
-        for decoder in decoders:
-            try:
-                return _build(plan, decoder.decode(item))
-            except msgspec.ValidationError:
-                continue
-            except msgspec.DecodeError as error:
-                raise ValueError(str(error)) from None
-        raise ValueError("left to the careful reader")
-
     def convert(items: list[msgspec.Raw]) -> tuple[tuple[Message, ...], int]:
-        built = [read(item) for item in items]
+        built = [_decoded(decoders, plan, item) for item in items]
         return tuple(message for message, _ in built), sum(strings for _, strings in built)
 
     return convert
@@ -201,7 +198,7 @@ def _plan(shape: Shape) -> _Plan:
     return _Plan(shape.message, tuple(steps))
 
 
-def _decoders(shape: Shape) -> tuple[msgspec.json.Decoder[Any], msgspec.json.Decoder[Any]]:
+def _decoders(shape: Shape) -> _Decoders:
     camel, snake = _raw(shape, camel=True), _raw(shape, camel=False)
     return msgspec.json.Decoder(camel), msgspec.json.Decoder(snake)
 

@@ -35,7 +35,6 @@ from mindgrid.shards.errors import InvalidRequest
 PROTOS: dict[type[Message], type[Proto]] = {
     getattr(messages, name): getattr(semantic_pb2, name)
     for name in semantic_pb2.DESCRIPTOR.message_types_by_name
-    if hasattr(messages, name)
 }
 MESSAGES = list(PROTOS)
 
