@@ -1,7 +1,8 @@
 """The service as its callers see it: a `Grid` checks, embeds, routes, fans out, merges and retries.
 
     search(text) ─► check ─► embed ─► lane of each host ─► settle on one instant ─► merge
-    upsert(drafts) ─► check ─► embed ─► one command a shard ─► write lane of each host
+    upsert(drafts) ─► check ─► embed ─► one shard: write lane of its host
+                                    └─► several: `Directory.commit`, which orders those
 
 Front replicas, Ray handles and the coordinator all use this one class over a `Directory`, so they
 give the same answers and the same errors.
@@ -29,12 +30,21 @@ from mindgrid.cluster.merge import merge
 from mindgrid.cluster.port import Directory, Opening, ShardKey
 from mindgrid.cluster.spec import SEMANTIC, Bounds, NamespaceKey
 from mindgrid.cluster.table import Route, Routes
+from mindgrid.cluster.transactions import single_part
 from mindgrid.shards.checks import check_command, check_ids, check_query, check_selection
 from mindgrid.shards.clock import Clock, Instant, SystemClock
 from mindgrid.shards.driver import Found
-from mindgrid.shards.errors import DeadlineExceeded, Moved, NotFound, Unavailable, Unimplemented
+from mindgrid.shards.errors import (
+    DeadlineExceeded,
+    InDoubt,
+    Locked,
+    Moved,
+    NotFound,
+    Unavailable,
+)
 from mindgrid.shards.types import (
     Answer,
+    Command,
     Delete,
     Deleted,
     Draft,
@@ -132,10 +142,8 @@ class Grid:
         id follows from the transaction id and the draft's place: a caller who repeats both names
         the same records, in the same shards, where the transaction is known.
 
-        Drafts of one shard are written together or not at all. A batch over several shards is
-        refused as a whole by every check that this process can make, but is committed shard by
-        shard: after an error some shards may have their part. Raises PreconditionFailed, and
-        Unimplemented for what would need one commit over several shards.
+        All drafts are written in one commit or none is, whatever shards they lie in. Raises
+        PreconditionFailed.
         """
         key, route, deadline = await self._begin(namespace, deadline_s)
         command = Upsert(transaction_id or str(uuid.uuid4()), ())
@@ -146,13 +154,13 @@ class Grid:
         )
         command = replace(command, drafts=drafts)
         check_command(command, route.spec.config.space)
-        _check_one_commit(route, drafts)
         if not drafts:
             return (), Upserted((), self._clock.now())
         command = await self._with_vectors(key, command, deadline)
         result = await self._retried(
-            deadline, lambda routes: self._upsert(routes.route(key), command, deadline)
+            deadline, lambda routes: self._write(routes.route(key), command, deadline)
         )
+        assert isinstance(result, Upserted)
         return tuple(draft.id for draft in drafts), result
 
     async def delete(
@@ -167,9 +175,11 @@ class Grid:
         key, route, deadline = await self._begin(namespace, deadline_s)
         command = Delete(transaction_id or str(uuid.uuid4()), id, hard)
         check_command(command, route.spec.config.space)
-        return await self._retried(
-            deadline, lambda routes: self._delete(routes.route(key), command, deadline)
+        result = await self._retried(
+            deadline, lambda routes: self._write(routes.route(key), command, deadline)
         )
+        assert isinstance(result, Deleted)
+        return result
 
     async def expire(
         self,
@@ -182,16 +192,17 @@ class Grid:
     ) -> Expired:
         """Do `action` to the `max_rows` oldest records that it applies to and `equals` matches.
 
-        In one commit: a search sees all of it or nothing. Raises Unimplemented for a namespace of
-        several shards.
+        In one commit: a search sees all of it or nothing. The records are chosen first: over
+        several shards one that no longer matches when they are written is left as it is.
         """
         key, route, deadline = await self._begin(namespace, deadline_s)
         command = Expire(transaction_id or str(uuid.uuid4()), equals, action, max_rows)
         check_command(command, route.spec.config.space)
-        _check_one_shard(route)
-        return await self._retried(
-            deadline, lambda routes: self._expire(routes.route(key), command, deadline)
+        result = await self._retried(
+            deadline, lambda routes: self._write(routes.route(key), command, deadline)
         )
+        assert isinstance(result, Expired)
+        return result
 
     async def ready(self) -> None:
         """Return once the table is known and every host answers under it; else Unavailable.
@@ -245,8 +256,14 @@ class Grid:
         name, shards = route.by_host[host]
         gate = self._gates[name]
         part = Part(route.spec.key, route.generation, shards, stamp)
+        doubt = _Doubt()
         while True:
-            answer = await gate.lane_for(query).submit(part.namespace, (part, query), deadline)
+            try:
+                lane = gate.lane_for(query)
+                answer = await lane.submit(part.namespace, (part, query), deadline)
+            except InDoubt as error:
+                part = part._replace(stamp=await doubt.over(error, deadline))
+                continue
             if not isinstance(answer, Opening):
                 return answer
             await self._warm(gate, part, deadline)
@@ -281,8 +298,13 @@ class Grid:
 
     async def _ask_by_id(self, host: str, item: port.GetItem, deadline: Deadline) -> Found:
         gate = self._gates[host]
+        doubt = _Doubt()
         while True:
-            found = await gate.reads.submit(item.namespace, item, deadline)
+            try:
+                found = await gate.reads.submit(item.namespace, item, deadline)
+            except InDoubt as error:
+                item = replace(item, stamp=await doubt.over(error, deadline))
+                continue
             if not isinstance(found, Opening):
                 return found
             shards = tuple(sorted({shard for shard, _ in item.ids}))
@@ -304,51 +326,31 @@ class Grid:
 
     # Writes
 
-    async def _upsert(self, route: Route, command: Upsert, deadline: Deadline) -> Upserted:
-        # Again with this table's shards: since the first check they may have become others.
-        _check_one_commit(route, command.drafts)
-        by_shard: dict[int, list[int]] = {}
-        for index, draft in enumerate(command.drafts):
-            by_shard.setdefault(route.shard_of(draft.id), []).append(index)
-        shards = sorted(by_shard)
-
-        async def write(shard: int) -> Upserted:
-            drafts = tuple(command.drafts[index] for index in by_shard[shard])
-            part = Upsert(command.transaction_id, drafts)
-            key = ShardKey(route.spec.key, route.generation, shard)
-            result = await self._commit(route, port.WriteUpsert(key, part), deadline)
-            assert isinstance(result, Upserted)
-            return result
-
-        results = await _all(write(shard) for shard in shards)
-        versions = [0] * len(command.drafts)
-        for shard, result in zip(shards, results, strict=True):
-            for index, version in zip(by_shard[shard], result.versions, strict=True):
-                versions[index] = version
-        newest = Instant(max(result.committed_at for result in results))
-        return Upserted(tuple(versions), newest)
-
-    async def _delete(self, route: Route, command: Delete, deadline: Deadline) -> Deleted:
-        key = ShardKey(route.spec.key, route.generation, route.shard_of(command.id))
-        result = await self._commit(route, port.WriteDelete(key, command), deadline)
-        assert isinstance(result, Deleted)
+    async def _write(self, route: Route, command: Command, deadline: Deadline) -> Result:
+        """Write to the one shard that the command concerns, or have it ordered over several."""
+        shard = 0 if len(route.hosts) == 1 else single_part(command, route.shard_of)
+        if shard is not None:
+            with contextlib.suppress(Locked):
+                return await self._commit(route, shard, command, deadline)
+        # Where an id is held by a commit over several shards, those that order them wait for it.
+        call = port.OrderedCall(route.spec.key, command, deadline.left())
+        ordered = self._directory.commit(port.encode(call))
+        what = f"a commit over several shards of {route.spec.key}"
+        result: Result = port.decode_result(await _in_time(deadline, what, ordered))
         return result
 
-    async def _expire(self, route: Route, command: Expire, deadline: Deadline) -> Expired:
-        _check_one_shard(route)
-        key = ShardKey(route.spec.key, route.generation, 0)
-        result = await self._commit(route, port.WriteExpire(key, command), deadline)
-        assert isinstance(result, Expired)
-        return result
-
-    async def _commit(self, route: Route, write: port.Write, deadline: Deadline) -> Result:
-        key = write.shard
-        gate = self._gates[route.hosts[key.shard]]
+    async def _commit(
+        self, route: Route, shard: int, command: Command, deadline: Deadline
+    ) -> Result:
+        key = ShardKey(route.spec.key, route.generation, shard)
+        write = port.Write(key, command)
+        gate = self._gates[route.hosts[shard]]
         while True:
             result = await gate.writes.submit(key.namespace, write, deadline, write_bytes(write))
             if not isinstance(result, Opening):
+                assert isinstance(result, Upserted | Deleted | Expired)
                 return result
-            part = Part(key.namespace, key.generation, (key.shard,), None)
+            part = Part(key.namespace, key.generation, (shard,), None)
             await self._warm(gate, part, deadline)
 
     async def _with_vectors(self, key: NamespaceKey, command: Upsert, deadline: Deadline) -> Upsert:
@@ -368,14 +370,8 @@ class Grid:
         what = f"the embedder of {key}"
         if self._embedders is None:
             raise Unavailable(what, "this handle has none; bring vectors")
-        try:
-            # Ends the wait only: what callers share is computed on (embedders/cache.py).
-            async with asyncio.timeout(deadline.left()) as wait:
-                return await self._embedders.embed(key, texts)
-        except TimeoutError:
-            if not wait.expired():
-                raise
-            raise DeadlineExceeded(what, deadline.seconds) from None
+        # Ends the wait only: what callers share is computed on (embedders/cache.py).
+        return await _in_time(deadline, what, self._embedders.embed(key, texts))
 
     # Routing
 
@@ -488,11 +484,27 @@ class Grid:
             task.exception()
 
 
+class _Doubt:
+    """The waits of one read for commits over several shards to be decided."""
+
+    def __init__(self) -> None:
+        self._wait_s = _DOUBT_FIRST_S
+
+    async def over(self, error: InDoubt, deadline: Deadline) -> Stamp:
+        """Return, a moment later, the stamp with which to ask again: the same instant exactly."""
+        if deadline.left() <= self._wait_s:
+            raise Unavailable(error.what, "a commit over several shards stays undecided")
+        await asyncio.sleep(self._wait_s)
+        self._wait_s = min(2 * self._wait_s, _DOUBT_MOST_S)
+        return Stamp(Instant(error.instant), exactly=True)
+
+
 async def _nothing(routes: Routes) -> None:
     """Do no work: what is wanted is the table."""
 
 
 _ASK_AGAIN_S = 1.0
+_DOUBT_FIRST_S, _DOUBT_MOST_S = 0.001, 0.1
 # Together less than whoever probes a server waits.
 _TABLE_WAIT_S = 0.5
 _HEALTH_WAIT_S = 1.0
@@ -504,6 +516,17 @@ def _id_of(transaction_id: str, index: int) -> str:
     return str(uuid.uuid5(_IDS, f"{transaction_id}/{index}"))
 
 
+async def _in_time(deadline: Deadline, what: str, answer: Awaitable[T]) -> T:
+    """Return the answer, or raise DeadlineExceeded naming `what`."""
+    try:
+        async with asyncio.timeout(deadline.left()) as wait:
+            return await answer
+    except TimeoutError:
+        if not wait.expired():
+            raise
+        raise DeadlineExceeded(what, deadline.seconds) from None
+
+
 async def _within(seconds: float, what: str, answer: Awaitable[T]) -> T:
     """Return the answer, or raise Unavailable naming `what` once the time is over."""
     try:
@@ -511,34 +534,6 @@ async def _within(seconds: float, what: str, answer: Awaitable[T]) -> T:
             return await answer
     except TimeoutError:
         raise Unavailable(what, f"it does not answer within {seconds:g} s") from None
-
-
-def _check_one_commit(route: Route, drafts: Sequence[Draft]) -> None:
-    """Refuse what would have to be one commit over several shards."""
-    if len(route.hosts) == 1:
-        return
-    shards = {route.shard_of(draft.id) for draft in drafts}
-    if len(shards) > 1 and any(draft.if_version is not None for draft in drafts):
-        raise Unimplemented(
-            f"if_version in a batch over several shards of {route.spec.key} is not implemented "
-            "yet; send the records with if_version one by one"
-        )
-    for draft in drafts:
-        for target in draft.supersedes:
-            if route.shard_of(target) != route.shard_of(draft.id):
-                raise Unimplemented(
-                    f"record {draft.id!r} supersedes {target!r}, which is in another shard of "
-                    f"{route.spec.key}; that is not implemented yet. Use a namespace of one shard"
-                )
-
-
-def _check_one_shard(route: Route) -> None:
-    """Refuse what chooses its records in the whole namespace, where that is several shards."""
-    if len(route.hosts) > 1:
-        raise Unimplemented(
-            f"Expire is not implemented yet for namespaces of several shards; {route.spec.key} "
-            f"has {len(route.hosts)}"
-        )
 
 
 def _for_callers(error: Moved | Unavailable) -> Unavailable:

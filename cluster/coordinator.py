@@ -30,7 +30,10 @@ import ray
 from mindgrid.cluster import port
 from mindgrid.cluster.catalog import Catalog, HostEntry
 from mindgrid.cluster.client import Grid
+from mindgrid.cluster.committer import Committer
+from mindgrid.cluster.gate import HostAway
 from mindgrid.cluster.host import Opener, open_shard
+from mindgrid.cluster.port import Doubt
 from mindgrid.cluster.process import Process, end, this_process, watch_parent
 from mindgrid.cluster.remote import (
     RAY_NAMESPACE,
@@ -42,8 +45,8 @@ from mindgrid.cluster.remote import (
     ours,
     start_host,
 )
-from mindgrid.cluster.spec import GridSpec
-from mindgrid.cluster.table import Table
+from mindgrid.cluster.spec import Bounds, GridSpec
+from mindgrid.cluster.table import Routes, Table
 from mindgrid.shards.clock import SystemClock
 from mindgrid.shards.errors import ConfigError, MindgridError, Unavailable
 from mindgrid.shards.types import Answer, Query
@@ -80,6 +83,7 @@ class _Watch:
     heard_at: float
     skew_us: int = 0
     trouble: str = "it is being started"
+    doubts: tuple[Doubt, ...] = ()
 
 
 class Coordinator:
@@ -107,6 +111,11 @@ class Coordinator:
         self._table = (-1, b"")
         self._grid: Grid | None = None
         self._changing = asyncio.Lock()
+        self._routes = Routes(Table(-1, Bounds(), (), ()))
+        self._committer = Committer(
+            self._newest_routes, lambda host: RemotePort(host, ray_namespace)
+        )
+        self._clearing: asyncio.Task[None] | None = None
         self._looking = asyncio.create_task(self._look_after())
 
     async def configure(self, spec: GridSpec) -> None:
@@ -128,6 +137,11 @@ class Coordinator:
             table = catalog.table()
             self._table = (table.version, port.encode(table))
         return self._table[1]
+
+    async def commit(self, call: bytes) -> bytes:
+        """Carry out a commit that concerns several shards; see `Directory.commit`."""
+        await self._loaded(_START_WAIT_S)
+        return port.encode(await self._committer.commit(port.decode_ordered(call)))
 
     async def search(self, namespace: str, query: Query) -> Answer:
         """Answer one embedded query by the same fan-out as every other caller's."""
@@ -173,6 +187,10 @@ class Coordinator:
         await self._looks.round(
             entries, lambda name: self._look_at(catalog, entries[name]), _ROUND_WAIT_S
         )
+        doubts = [doubt for watch in self._watches.values() for doubt in watch.doubts]
+        if doubts and (self._clearing is None or self._clearing.done()):
+            # Not waited for: a shard that is away must not keep the hosts from being looked after.
+            self._clearing = asyncio.create_task(self._committer.clear(doubts))
 
     async def _add_hosts(self, catalog: Catalog) -> None:
         if not catalog.namespaces:
@@ -221,6 +239,7 @@ class Coordinator:
         health = port.decode_health(answer)
         ahead, doubt = health.now - (before + after) // 2, (after - before) // 2
         watch.skew_us = max(0, abs(ahead) - doubt) * (1 if ahead > 0 else -1)
+        watch.doubts = health.doubts
         return health
 
     async def _appoint(
@@ -257,6 +276,13 @@ class Coordinator:
             way = RemotePort(entry.name, self._ray_namespace)
             watch = self._watches[entry.name] = _Watch(way, time.monotonic())
         return watch
+
+    def _newest_routes(self) -> Routes:
+        if self._catalog is None:
+            raise self._trouble
+        if self._routes.version != self._catalog.table_version:
+            self._routes = Routes(self._catalog.table())
+        return self._routes
 
     async def _loaded(self, wait_s: float) -> Catalog:
         deadline = time.monotonic() + wait_s
@@ -327,6 +353,9 @@ class _Own:
     def port(self, host: str) -> port.Port:
         return RemotePort(host, self._ray_namespace)
 
+    async def commit(self, call: bytes) -> bytes:
+        return await self._coordinator.commit(call)
+
 
 class RayDirectory:
     """The `Directory` of a Ray cluster: asks the coordinator, and starts a missing one.
@@ -353,6 +382,18 @@ class RayDirectory:
     def port(self, host: str) -> port.Port:
         """See `Directory.port`."""
         return RemotePort(host, self._ray_namespace)
+
+    async def commit(self, call: bytes) -> bytes:
+        """See `Directory.commit`; raises HostAway while there is no coordinator."""
+        try:
+            actor = self._coordinator or await asyncio.to_thread(self._find)
+            self._coordinator = actor
+            return bytes(await ours(COORDINATOR, actor.commit.remote(call)))
+        except Unavailable as error:
+            if error.what != COORDINATOR:
+                raise
+            self._coordinator = None
+            raise HostAway(error.what, error.reason) from error
 
     async def status(self) -> CoordinatorStatus:
         """Return the coordinator's view of the cluster."""

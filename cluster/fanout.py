@@ -12,8 +12,9 @@ from typing import Protocol
 
 from mindgrid.cluster.instants import behind, settled
 from mindgrid.cluster.merge import merge
+from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
-from mindgrid.shards.errors import MindgridError
+from mindgrid.shards.errors import InDoubt, MindgridError
 from mindgrid.shards.types import Answer, Query, Record, Selection, Stamp, Want
 
 
@@ -41,8 +42,13 @@ def search_shards(
     again: dict[tuple[int, Stamp], list[int]] = {}
     for index, query in enumerate(queries):
         column = [answers[index] for answers in rounds]
-        instants = [answer.instant for answer in column if isinstance(answer, Answer)]
-        if len(instants) == len(column):
+        instants = [
+            Instant(answer.instant) for answer in column if isinstance(answer, Answer | InDoubt)
+        ]
+        if any(isinstance(answer, InDoubt) for answer in column):
+            # Whoever asks again asks all shards at the instant that it names.
+            rounds[0][index] = InDoubt("the namespace", max(instants))
+        elif len(instants) == len(column):
             for shard in behind(instants, query.selection):
                 again.setdefault((shard, settled(instants)), []).append(index)
     for (shard, exactly), indexes in again.items():
@@ -82,12 +88,20 @@ def get_from_shards(
         wanted.setdefault(shard, []).append(id)
     numbers = list(wanted)
     found: dict[int, Found] = {}
+    instants: list[Instant] = []
+    doubtful = False
     for shard in numbers:
         part = shards[shard].get(wanted[shard], read.selection, read.want, stamp)
-        if isinstance(part, MindgridError):
+        if isinstance(part, InDoubt):
+            doubtful = True
+            instants.append(Instant(part.instant))
+        elif isinstance(part, MindgridError):
             return part
-        found[shard] = part
-    instants = [found[shard].instant for shard in numbers]
+        else:
+            found[shard] = part
+            instants.append(part.instant)
+    if doubtful:
+        return InDoubt("the namespace", max(instants))
     for position in behind(instants, read.selection):
         shard = numbers[position]
         part = shards[shard].get(wanted[shard], read.selection, read.want, settled(instants))

@@ -12,6 +12,7 @@ from mindgrid.cluster.port import Done, Failed, Opening, Port, SearchItem
 from mindgrid.cluster.spec import Bounds, NamespaceKey
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import MindgridError, Unavailable
+from mindgrid.shards.transactions import Reply
 from mindgrid.shards.types import Answer, Query, Result, Stamp, Upsert, Want
 
 
@@ -58,7 +59,9 @@ class Gate:
             f"{host} heavy", partial(self._search, True), heavy
         )
         self.reads: Lane[port.GetItem, Found | Opening] = Lane(f"{host} read", self._get, quick)
-        self.writes: Lane[port.Write, Result | Opening] = Lane(f"{host} write", self._commit, write)
+        self.writes: Lane[port.Write, Result | Reply | Opening] = Lane(
+            f"{host} write", self._commit, write
+        )
 
     def lane_for(self, query: Query) -> Lane[Work, Answer | Opening]:
         """Return the lane of a query, judged before anything is sent."""
@@ -120,14 +123,16 @@ class Gate:
             for outcome in port.decode_found(await self._call(self._port.get, call))
         ]
 
-    async def _commit(self, batch: list[port.Write]) -> Sequence[Result | Opening | MindgridError]:
+    async def _commit(
+        self, batch: list[port.Write]
+    ) -> Sequence[Result | Reply | Opening | MindgridError]:
         call = port.encode(port.CommitCall(self.epoch, batch))
         return [
             outcome
             if isinstance(outcome, Opening)
             else outcome.rebuild()
             if isinstance(outcome, Failed)
-            else outcome.result
+            else outcome.value
             for outcome in port.decode_written(await self._call(self._port.commit, call))
         ]
 
@@ -141,11 +146,11 @@ class Gate:
 
 def write_bytes(write: port.Write) -> int:
     """Return roughly how many bytes a command is on its way."""
-    if not isinstance(write.command, Upsert):
+    if not isinstance(write.request, Upsert):
         return _COMMAND_BYTES
     return sum(
         _COMMAND_BYTES + draft.vector.nbytes + len(draft.content) + len(draft.payload)
-        for draft in write.command.drafts
+        for draft in write.request.drafts
     )
 
 

@@ -16,12 +16,12 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
@@ -49,11 +49,20 @@ from mindgrid.shards.errors import (
 )
 from mindgrid.shards.files import create_folder, sync
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.types import Result, Stamp
+from mindgrid.shards.transactions import Ask, Forget, Reply, Request, Resolve
+from mindgrid.shards.types import Command, Delete, Expire, Result, Stamp, Upsert
 
 log = logging.getLogger(__name__)
 
-THREADS = {"search": 4, "heavy": 1, "get": 2, "commit": 32, "warm": 4, "control": 4}
+THREADS = {
+    "search": 4,
+    "heavy": 1,
+    "get": 2,
+    "commit": 32,
+    "transact": 16,
+    "warm": 4,
+    "control": 4,
+}
 """How many calls of each kind are worked on at once: a kind that is full delays no other.
 
 Searches hold Python's lock for most of their time, so more threads would only wait for each other.
@@ -148,16 +157,17 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A command that a shard has taken."""
+    """A write that a shard has taken."""
 
     key: ShardKey
-    done: Future[Result]
+    done: Future[Any]
+    """Of a Result or a Reply."""
 
     def outcome(self) -> port.WriteOutcome:
         """Return what became of it."""
         error = self.done.exception()
         if error is None:
-            return port.write_outcome(self.done.result())
+            return Done(self.done.result())
         return failed(named(f"shard {self.key}", error))
 
 
@@ -211,6 +221,10 @@ class Host:
         return port.encode(
             [one.outcome() if isinstance(one, _Running) else one for one in submitted]
         )
+
+    def transact(self, call: bytes) -> bytes:
+        """See `Port.transact`."""
+        return self.commit(call)
 
     def warm(self, call: bytes) -> bytes:
         """See `Port.warm`."""
@@ -318,7 +332,9 @@ class Host:
 
     def _submit(self, item: port.Write) -> _Running | Failed | Opening:
         skew_max_s = self._routes.bounds.skew_max_s
-        if abs(self._skew_us) > skew_max_s * 1e6:
+        skewed = abs(self._skew_us) > skew_max_s * 1e6
+        # What was decided is carried out whatever the clock says, for it names its time.
+        if skewed and not isinstance(item.request, Resolve | Ask | Forget):
             problem = (
                 f"its clock is {self._skew_us / 1e6:+.3f} s from the coordinator's, more than "
                 f"{skew_max_s} s; writes are refused until the clocks agree"
@@ -330,13 +346,13 @@ class Host:
         if isinstance(state, MindgridError):
             return failed(state)
         try:
-            future = state.submit(item.command)
+            future = _taken(state, item.request)
         except MindgridError as error:
             return failed(error)
         future.add_done_callback(partial(self._look_at, item.shard, state))
         return _Running(item.shard, future)
 
-    def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Result]) -> None:
+    def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Any]) -> None:
         if isinstance(done.exception(), RetryError | OperatorError):
             # A full disk, for one, refuses a write and leaves the shard as it was.
             self._retire_if_mute(Reader(key, shard))
@@ -480,12 +496,32 @@ class Host:
                     shard.tend()
 
     def _health(self) -> port.HostHealth:
-        return port.HostHealth(self._process, self._clock.now(), self._epoch)
+        with self._lock:
+            open_ = [(slot.key, slot.shard) for slot in self._slots.values()]
+        doubts = [
+            doubt for key, shard in open_ if shard is not None for doubt in _doubts(key, shard)
+        ]
+        return port.HostHealth(self._process, self._clock.now(), self._epoch, tuple(doubts))
 
 
 _TEND_EVERY_S = 5.0
 _REOPEN_FIRST_S = 0.5
 _REOPEN_MOST_S = 30.0
+
+
+def _taken(shard: SemanticShard, request: Command | Request) -> Future[Result] | Future[Reply]:
+    if isinstance(request, Upsert | Delete | Expire):
+        return shard.submit(request)
+    return shard.transact(request)
+
+
+def _doubts(key: ShardKey, shard: SemanticShard) -> Iterator[port.Doubt]:
+    doubts = shard.doubts()
+    for name, promise in doubts.promises.items():
+        yield port.Doubt(key, name, promise.home, ())
+    for name, decision in doubts.decisions.items():
+        if decision.decided.at is not None:
+            yield port.Doubt(key, name, key.shard, decision.participants)
 
 
 def _report(slot: _Slot) -> port.ShardReport:

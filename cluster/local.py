@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from mindgrid.cluster import port
 from mindgrid.cluster.catalog import Catalog, HostEntry
+from mindgrid.cluster.committer import Committer
 from mindgrid.cluster.host import THREADS, Host, Opener, open_shard
 from mindgrid.cluster.port import Port
 from mindgrid.cluster.spec import GridSpec
-from mindgrid.cluster.table import Table
+from mindgrid.cluster.table import Routes, Table
 from mindgrid.shards.clock import Clock, SystemClock
 from mindgrid.shards.errors import Unavailable
 
@@ -37,6 +38,7 @@ class LocalCluster:
             self._catalog.close()
             raise
         self.hosts: dict[str, LocalHost] = {}
+        self._committer = Committer(lambda: Routes(self._catalog.table()), self.port)
 
     async def start(self) -> None:
         """Start and appoint every host."""
@@ -64,8 +66,18 @@ class LocalCluster:
         """See `Directory.port`."""
         return _Way(self, host)
 
+    async def commit(self, call: bytes) -> bytes:
+        """See `Directory.commit`."""
+        return port.encode(await self._committer.commit(port.decode_ordered(call)))
+
+    async def clear(self) -> None:
+        """End what was left in doubt, as the coordinator does when it looks at its hosts."""
+        for host in list(self.hosts.values()):
+            await self._committer.clear(port.decode_health(await host.health()).doubts)
+
     async def close(self) -> None:
         """Close all shards, and let go of the catalog."""
+        await self._committer.close()
         for host in self.hosts.values():
             await asyncio.to_thread(host.close)
         self._catalog.close()
@@ -97,6 +109,10 @@ class LocalHost:
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         return await self._run("commit", self._host.commit, call)
+
+    async def transact(self, call: bytes) -> bytes:
+        """See `Port.transact`."""
+        return await self._run("transact", self._host.transact, call)
 
     async def warm(self, call: bytes) -> bytes:
         """See `Port.warm`."""
@@ -145,6 +161,9 @@ class _Way:
 
     async def commit(self, call: bytes) -> bytes:
         return await self._host().commit(call)
+
+    async def transact(self, call: bytes) -> bytes:
+        return await self._host().transact(call)
 
     async def warm(self, call: bytes) -> bytes:
         return await self._host().warm(call)

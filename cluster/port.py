@@ -7,30 +7,26 @@ that fails does not touch the others of its batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
-import numpy as np
 
 from mindgrid.cluster.process import Process
 from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.cluster.table import Table
+from mindgrid.shards import encoding
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found, ShardStatus
 from mindgrid.shards.errors import MindgridError, pack, unpack
+from mindgrid.shards.transactions import Reply, Request
 from mindgrid.shards.types import (
     Answer,
-    Delete,
-    Deleted,
-    Expire,
-    Expired,
+    Command,
     Query,
     Result,
     Selection,
     Stamp,
-    Upsert,
-    Upserted,
-    Vector,
     Want,
 )
 
@@ -57,6 +53,13 @@ class Port(Protocol):
         """Answer a CommitCall, once all of it is durable or refused, one outcome an item."""
         ...
 
+    async def transact(self, call: bytes) -> bytes:
+        """Answer a CommitCall of requests for commits over several shards, as `commit` does.
+
+        Apart from it, so that neither waits for the other.
+        """
+        ...
+
     async def warm(self, call: bytes) -> bytes:
         """Open the shards of a WarmCall; answer, when all are open or failed, one outcome each."""
         ...
@@ -75,7 +78,7 @@ class Port(Protocol):
 
 
 class Directory(Protocol):
-    """Where the routing table and the hosts are found."""
+    """Where the routing table and the hosts are found, and who orders what concerns several."""
 
     async def table(self, older_than: int, suspect: str) -> Table:
         """Return the table, if possible a newer one than version `older_than`.
@@ -86,6 +89,14 @@ class Directory(Protocol):
 
     def port(self, host: str) -> Port:
         """Return the way to a host; cheap, and never fails."""
+        ...
+
+    async def commit(self, call: bytes) -> bytes:
+        """Carry out an OrderedCall, over all shards or none; answer its Result, encoded.
+
+        Raises what the shards refuse it with, Unavailable if it may or may not be carried out: the
+        same call again then tells, by its transaction id.
+        """
         ...
 
 
@@ -166,35 +177,26 @@ class GetCall(_Message, frozen=True):
     items: list[GetItem]
 
 
-class WriteUpsert(_Message, tag=0, frozen=True):
-    """An Upsert for one shard."""
+class Write(_Message, frozen=True):
+    """A command, or a step of a commit over several shards, for one shard."""
 
     shard: ShardKey
-    command: Upsert
-
-
-class WriteDelete(_Message, tag=1, frozen=True):
-    """A Delete for one shard."""
-
-    shard: ShardKey
-    command: Delete
-
-
-class WriteExpire(_Message, tag=2, frozen=True):
-    """An Expire for one shard."""
-
-    shard: ShardKey
-    command: Expire
-
-
-Write = WriteUpsert | WriteDelete | WriteExpire
+    request: Command | Request
 
 
 class CommitCall(_Message, frozen=True):
-    """Commands for one host; those of one shard are submitted in order."""
+    """Writes for one host; those of one shard are submitted in order."""
 
     epoch: int
     items: list[Write]
+
+
+class OrderedCall(_Message, frozen=True):
+    """A command that concerns several shards, or an id that such a one holds."""
+
+    namespace: NamespaceKey
+    command: Command
+    deadline_s: float
 
 
 class WarmCall(_Message, frozen=True):
@@ -218,12 +220,26 @@ class Appointment(_Message, frozen=True):
     predecessors: tuple[Process, ...]
 
 
+class Doubt(_Message, frozen=True):
+    """What an open shard knows of a commit over several shards that others may still ask about.
+
+    An open prepare if `home` is another shard; if it is the shard itself, its decision, which the
+    `participants` may not have learned.
+    """
+
+    shard: ShardKey
+    key: str
+    home: int
+    participants: tuple[int, ...]
+
+
 class HostHealth(_Message, frozen=True):
-    """A host's process, its clock and its appointment."""
+    """A host's process, its clock, its appointment, and what its open shards are in doubt of."""
 
     process: Process
     now: Instant
     epoch: int
+    doubts: tuple[Doubt, ...] = ()
 
 
 class ShardReport(_Message, frozen=True):
@@ -246,39 +262,8 @@ AnswerOutcome = Done[Answer] | Failed | Opening
 FoundOutcome = Done[Found] | Failed | Opening
 
 
-class UpsertedReply(_Message, tag=10, frozen=True):
-    """An Upsert that is durable."""
-
-    result: Upserted
-
-
-class DeletedReply(_Message, tag=11, frozen=True):
-    """A Delete that is durable."""
-
-    result: Deleted
-
-
-class ExpiredReply(_Message, tag=12, frozen=True):
-    """An Expire that is durable."""
-
-    result: Expired
-
-
-WriteOutcome = UpsertedReply | DeletedReply | ExpiredReply | Failed | Opening
+WriteOutcome = Done[Result | Reply] | Failed | Opening
 WarmOutcome = Done[None] | Failed
-
-
-def write_outcome(result: Result | MindgridError) -> WriteOutcome:
-    """Return the outcome of one command."""
-    match result:
-        case Upserted():
-            return UpsertedReply(result)
-        case Deleted():
-            return DeletedReply(result)
-        case Expired():
-            return ExpiredReply(result)
-        case _:
-            return failed(result)
 
 
 def failed(error: MindgridError) -> Failed:
@@ -286,40 +271,18 @@ def failed(error: MindgridError) -> Failed:
     return Failed(*pack(error))
 
 
-_NO_VECTOR: Vector = np.empty(0, dtype=np.float32)
-
-
-def _to_bytes(value: object) -> bytes:
-    if isinstance(value, np.ndarray):
-        assert value.dtype == np.float32
-        return value.tobytes()
-    raise NotImplementedError(f"no bytes are agreed on for {type(value).__name__}")
-
-
-def _from_bytes(kind: object, value: object) -> Vector:
-    # The only custom type of the messages is Vector. What comes back cannot be written to.
-    assert isinstance(value, bytes)
-    return np.frombuffer(value, dtype=np.float32) if value else _NO_VECTOR
-
-
-M = TypeVar("M")
-
-encode = msgspec.msgpack.Encoder(enc_hook=_to_bytes).encode
-
-
-def _decoder(kind: type[M]) -> msgspec.msgpack.Decoder[M]:
-    return msgspec.msgpack.Decoder(kind, dec_hook=_from_bytes)
-
-
-decode_search = _decoder(SearchCall).decode
-decode_get = _decoder(GetCall).decode
-decode_commit = _decoder(CommitCall).decode
-decode_warm = _decoder(WarmCall).decode
-decode_appointment = _decoder(Appointment).decode
-decode_health = _decoder(HostHealth).decode
-decode_status = _decoder(HostStatus).decode
-decode_table = _decoder(Table).decode
-decode_answers = _decoder(list[AnswerOutcome]).decode
-decode_found = _decoder(list[FoundOutcome]).decode
-decode_written = _decoder(list[WriteOutcome]).decode
-decode_warmed = _decoder(list[WarmOutcome]).decode
+encode = encoding.encode
+decode_search = encoding.decoder(SearchCall).decode
+decode_get = encoding.decoder(GetCall).decode
+decode_commit = encoding.decoder(CommitCall).decode
+decode_ordered = encoding.decoder(OrderedCall).decode
+decode_result: Callable[[bytes], Result] = encoding.decoder(Result).decode  # type: ignore[arg-type]
+decode_warm = encoding.decoder(WarmCall).decode
+decode_appointment = encoding.decoder(Appointment).decode
+decode_health = encoding.decoder(HostHealth).decode
+decode_status = encoding.decoder(HostStatus).decode
+decode_table = encoding.decoder(Table).decode
+decode_answers = encoding.decoder(list[AnswerOutcome]).decode
+decode_found = encoding.decoder(list[FoundOutcome]).decode
+decode_written = encoding.decoder(list[WriteOutcome]).decode
+decode_warmed = encoding.decoder(list[WarmOutcome]).decode

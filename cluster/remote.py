@@ -38,6 +38,7 @@ _GROUP_OF = {
     "get": "get",
     "warm": "warm",
     "commit": "commit",
+    "transact": "transact",
     "appoint": "control",
     "health": "control",
     "status": "control",
@@ -73,6 +74,10 @@ class HostActor:
     def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         return self._host.commit(call)
+
+    def transact(self, call: bytes) -> bytes:
+        """See `Port.transact`."""
+        return self._host.transact(call)
 
     def warm(self, call: bytes) -> bytes:
         """See `Port.warm`."""
@@ -177,6 +182,10 @@ class RemotePort:
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         return await self._call("commit", call)
+
+    async def transact(self, call: bytes) -> bytes:
+        """See `Port.transact`."""
+        return await self._call("transact", call)
 
     async def warm(self, call: bytes) -> bytes:
         """See `Port.warm`."""

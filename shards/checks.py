@@ -92,14 +92,16 @@ def check_command(command: Command, space: Space) -> None:
         check_draft(draft, space, index)
 
 
-def check_repeat(command: Command, first: Result) -> None:
+def check_repeat(command: Command, first: Result, drafts: int | None = None) -> None:
     """Refuse a transaction id that comes back with a command its first result cannot answer.
 
     What a retry carries is not compared otherwise: it gets the first result, whatever it is.
+    `drafts` is how many the whole Upsert has of which `command` is one shard's part.
     """
     match command:
         case Upsert():
-            fits = isinstance(first, Upserted) and len(first.versions) == len(command.drafts)
+            count = len(command.drafts) if drafts is None else drafts
+            fits = isinstance(first, Upserted) and len(first.versions) == count
         case Delete():
             fits = isinstance(first, Deleted)
         case Expire():

@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 
 from mindgrid.shards.clock import NEVER, Instant
+from mindgrid.shards.encoding import decoder, encode
+from mindgrid.shards.transactions import Decided, Decision, Doubts, Prepare, Promise
 from mindgrid.shards.types import Deleted, Expired, Result, Upserted, Vector
 
 
@@ -39,11 +41,23 @@ class Change(msgspec.Struct, array_like=True, frozen=True, gc=False):
     deleted_at: int
 
 
+class Decides(msgspec.Struct, array_like=True, frozen=True):
+    """What this commit, by being durable, decides for the shards that take part in it."""
+
+    key: str
+    decided: Decided
+    participants: tuple[int, ...]
+
+
 class Commit(msgspec.Struct, array_like=True, frozen=True):
     """One atomic change: rows get the numbers `first_number`, `first_number` + 1, …
 
     Rows come first, then changes (they may touch rows of this commit), then `erased`: ids whose
     rows, up to this commit, are gone at every instant of knowledge.
+
+    Of a commit over several shards it may be a step: `prepares` promises and changes nothing yet,
+    `resolves` ends the promise of that key, `decides` is the home's decision and `forgets` ends
+    one. Then `at` may lie before that of earlier commits, though of no other row of the same ids.
     """
 
     seq: int
@@ -54,6 +68,15 @@ class Commit(msgspec.Struct, array_like=True, frozen=True):
     changes: list[Change]
     erased: list[str]
     result: bytes
+    prepares: Prepare | None = None
+    resolves: str = ""
+    decides: Decides | None = None
+    forgets: str = ""
+
+    @property
+    def touches_rows(self) -> bool:
+        """Whether a reader could see that it took place."""
+        return bool(self.rows or self.changes or self.erased)
 
 
 class Group(msgspec.Struct, array_like=True, frozen=True):
@@ -70,14 +93,13 @@ class _StoredResult(msgspec.Struct, array_like=True, frozen=True):
     affected: int | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_group_decoder = msgspec.msgpack.Decoder(Group)
-_result_decoder = msgspec.msgpack.Decoder(_StoredResult)
+_group_decoder = decoder(Group)
+_result_decoder = decoder(_StoredResult)
 
 
 def encode_group(commits: Sequence[Commit], vectors: Sequence[Vector]) -> bytes:
     """Return the journal's bytes for these commits; `vectors` in the order of their rows."""
-    return _encoder.encode(Group(list(commits), b"".join(v.tobytes() for v in vectors)))
+    return encode(Group(list(commits), b"".join(v.tobytes() for v in vectors)))
 
 
 def decode_group(blob: bytes, dimensions: int) -> tuple[list[Commit], list[Vector]]:
@@ -87,13 +109,29 @@ def decode_group(blob: bytes, dimensions: int) -> tuple[list[Commit], list[Vecto
     return group.commits, list(flat.reshape(-1, dimensions))
 
 
+def note(doubts: Doubts, commit: Commit) -> None:
+    """Carry over to `doubts` what a durable commit says of commits over several shards."""
+    if commit.prepares is not None:
+        asked = commit.prepares
+        promise = Promise(commit.seq, Instant(commit.at), asked.home, asked.command)
+        doubts.promise(asked.key, promise)
+    if commit.resolves:
+        doubts.settle(commit.resolves)
+    if commit.decides is not None:
+        decided = commit.decides
+        decision = Decision(Instant(commit.at), decided.decided, decided.participants)
+        doubts.decisions[decided.key] = decision
+    if commit.forgets:
+        doubts.forget(commit.forgets)
+
+
 def encode_result(result: Result) -> bytes:
     """Return the bytes under which a transaction's result is remembered."""
     if isinstance(result, Upserted):
-        return _encoder.encode(_StoredResult(result.committed_at, list(result.versions), None))
+        return encode(_StoredResult(result.committed_at, list(result.versions), None))
     if isinstance(result, Deleted):
-        return _encoder.encode(_StoredResult(result.committed_at, None, result.existed))
-    return _encoder.encode(_StoredResult(result.committed_at, None, None, result.affected))
+        return encode(_StoredResult(result.committed_at, None, result.existed))
+    return encode(_StoredResult(result.committed_at, None, None, result.affected))
 
 
 def decode_result(blob: bytes) -> Result:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.errors import MindgridError
+from mindgrid.shards.transactions import Doubts, Reply, Request
 from mindgrid.shards.types import Answer, Command, Query, Record, Result, Selection, Stamp, Want
 
 
@@ -45,20 +46,31 @@ class SemanticShard(Protocol):
     def submit(self, command: Command) -> Future[Result]:
         """Make `command` durable; the future ends when it is, and visible to every later read.
 
-        It fails with PreconditionFailed (nothing changed), Unimplemented, or Unavailable (the
-        outcome is unknown until the shard is open again). A repeat of a transaction id within
+        It fails with PreconditionFailed or Locked (nothing changed), or Unavailable (the outcome
+        is unknown until the shard is open again). A repeat of a transaction id within
         `transactions_kept_s` returns the first result.
         """
         ...
 
+    def transact(self, request: Request) -> Future[Reply]:
+        """Take a step of a commit over several shards; durable as `submit` is, with its errors."""
+        ...
+
+    def doubts(self) -> Doubts:
+        """Return the promises and decisions that such commits may still be waiting for."""
+        ...
+
     def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
-        """Answer each query by itself; one that fails does not touch the others."""
+        """Answer each query by itself; one that fails does not touch the others.
+
+        Each fails with InDoubt while a promise may yet take effect at or before its instant.
+        """
         ...
 
     def get(
         self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
     ) -> Found | MindgridError:
-        """Return the records with these ids, in order, as `selection` sees them."""
+        """Return the records with these ids, in order, as `selection` sees them; or InDoubt."""
         ...
 
     def status(self) -> ShardStatus:

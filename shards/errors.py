@@ -13,7 +13,9 @@ MindgridError
 ├── RetryError                 the same request may succeed later
 │   ├── Unavailable            a shard, host or embedder does not answer: names it and why
 │   ├── DeadlineExceeded       the time given ran out
-│   └── Moved                  the routing table is old: fetch it and start over
+│   ├── Moved                  the routing table is old: fetch it and start over
+│   ├── Locked                 a commit over several shards holds the id: wait for its end
+│   └── InDoubt                such a commit may be part of the answer: ask again at that instant
 └── OperatorError              someone must look at the machine
     ├── Corruption             stored bytes are not what was written: names the file
     ├── StorageLocked          another process owns the folder
@@ -177,6 +179,34 @@ class Moved(RetryError):
 
     def __str__(self) -> str:
         return f"shard {self.shard} has moved (epoch {self.epoch} is not this host's)"
+
+
+class Locked(RetryError):
+    """A commit over several shards holds the id; whoever orders those commits waits for its end.
+
+    `key` names the attempt and `home` the shard that knows what became of it.
+    """
+
+    def __init__(self, id: str, key: str, home: int) -> None:
+        super().__init__(id, key, home)
+        self.id = id
+        self.key = key
+        self.home = home
+
+    def __str__(self) -> str:
+        return f"record {self.id!r} is part of another commit that is not decided yet"
+
+
+class InDoubt(RetryError):
+    """A read at `instant` depends on a commit over several shards that is not decided yet."""
+
+    def __init__(self, what: str, instant: int) -> None:
+        super().__init__(what, instant)
+        self.what = what
+        self.instant = instant
+
+    def __str__(self) -> str:
+        return f"{self.what} waits for a commit over several shards to be decided"
 
 
 class Corruption(OperatorError):

@@ -71,8 +71,11 @@ from mindgrid.shards.errors import (
 )
 from mindgrid.shards.lock import FolderLock
 
-FORMAT = 1
-"""Raised by whatever adds a table or changes a row; `Journal` then migrates older ones on open."""
+FORMAT = 2
+"""Raised by whatever adds a table or changes a row; `Journal` then migrates older ones on open.
+
+1 had no steps of commits over several shards in its entries, and reads as it is.
+"""
 JOURNAL_NAME = "journal.sqlite"
 MARK_NAME = "journal.mark"
 WAL_BYTES_MAX = 32 << 20
@@ -182,6 +185,11 @@ class Journal:
     def covered_seq(self) -> int:
         """The newest commit that the manifest covers."""
         return self._head.covered_seq
+
+    @property
+    def trimmed_seq(self) -> int:
+        """The newest commit whose entry is gone; earlier than `covered_seq` while one is needed."""
+        return self._head.entries.trimmed_seq
 
     @property
     def last_seq(self) -> int:
@@ -360,20 +368,23 @@ class Journal:
 
     def _verify(self) -> None:
         """Read everything that is stored, or raise Corruption."""
-        head = self._read_head()
+        body = self._read_head()
+        head = _Head.decode(body)
         schema = self._db.execute("SELECT name, sql FROM sqlite_schema ORDER BY name").fetchall()
         if schema != _SCHEMA:
             raise self._damaged("its tables are not those that were created")
         problems = self._db.execute("PRAGMA quick_check(1)").fetchall()
         if problems != [(b"ok",)]:
             raise self._damaged(f"quick_check says {problems[0][0]!r}")
-        self._head, self._head_body = head, head.encode()
+        # The bytes as they are: those of an older format are not what `encode` would write.
+        self._head, self._head_body = head, body
         self.manifest = self._read_manifest(head)
         self._entries = sum(1 for _ in self._walk("entries", head.entries.trimmed_seq))
         for row in self._walk("results", head.results.trimmed_seq):
             _unpack_transactions(row.body)
 
-    def _read_head(self) -> _Head:
+    def _read_head(self) -> bytes:
+        """Return the head row's bytes, checked, in a format that this release knows."""
         found = self._db.execute("SELECT body FROM state WHERE id = ?", (_HEAD_ID,)).fetchone()
         body = found[0] if found else None
         if not isinstance(body, bytes) or zlib.crc32(body[:-4]).to_bytes(4, "little") != body[-4:]:
@@ -381,7 +392,7 @@ class Journal:
         (format,) = struct.unpack_from("<I", body)
         if format > FORMAT:
             raise FormatTooNew(str(self._path), format, FORMAT)
-        return _Head.decode(body)
+        return body
 
     def _read_manifest(self, head: _Head) -> bytes | None:
         found = self._db.execute("SELECT body FROM state WHERE id = ?", (_MANIFEST_ID,)).fetchone()
@@ -465,7 +476,7 @@ class Journal:
     def _check_fence(self) -> None:
         found = self._db.execute("SELECT body FROM state WHERE id = ?", (_HEAD_ID,)).fetchone()
         if not found or found[0] != self._head_body:
-            raise Moved(str(self.folder), self._read_head().epoch)
+            raise Moved(str(self.folder), _Head.decode(self._read_head()).epoch)
 
     def _roll_back(self, reason: str) -> None:
         self._refusal = Unavailable(str(self.folder), reason)

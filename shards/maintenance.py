@@ -60,6 +60,8 @@ class Maintenance:
         self._store = store
         self._clock = clock
         self.manifest = current
+        self._trim_seq = journal.trimmed_seq
+        """Up to here the journal is not needed any more."""
 
     def seal(self) -> bool:
         """Turn the tail, and the changes since the last seal, into a segment; False if empty."""
@@ -67,9 +69,12 @@ class Maintenance:
         with store.lock:
             rows = list(store.tail_rows)
             vectors = store.tail.block.rows
-            changes = store.rows.changes_between(self.manifest.last_commit, store.rows.last_commit)
+            changes = store.rows.changes_since(self.manifest.covered_seq)
             erased = set(store.rows.erased)
             covered_seq, last_commit = store.last_seq, store.rows.last_commit
+            decisions = list(store.doubts.decisions.items())
+            # A promise that is open then is nowhere but in the journal, and its end comes later.
+            oldest = store.doubts.oldest_seq
         if covered_seq == self.manifest.covered_seq:
             return False
 
@@ -88,6 +93,7 @@ class Maintenance:
             fresh = self._open_segment(info)
             segments.append(info)
         faults.reach("seal.written")
+        self._trim_seq = covered_seq if oldest is None else min(covered_seq, oldest - 1)
         tail_numbers = {stored.number for stored in rows}
         self._switch(
             msgspec.structs.replace(
@@ -97,6 +103,7 @@ class Maintenance:
                 next_number=rows[-1].number + 1 if rows else self.manifest.next_number,
                 last_commit=last_commit,
                 erased=sorted(erased - tail_numbers),
+                decisions=decisions,
             )
         )
         with store.lock:
@@ -170,7 +177,7 @@ class Maintenance:
                 store.indexed = int(np.count_nonzero(alive[: store.indexed]))
             store.index = index
             if len(gone):
-                store.rows.drop(alive, min(floor, self.manifest.last_commit))
+                store.rows.drop(alive, min(floor, self._sealed_until()))
             store.segments = (
                 *store.segments[: run.start],
                 *([fresh] if info.files else []),
@@ -270,7 +277,7 @@ class Maintenance:
         """Make `new` the manifest, durably, and trim the journal to what it does not cover."""
         sync(self._folder)  # the new folder's name
         faults.reach("manifest.switching")
-        self._journal.commit_manifest(manifest.encode(new), new.covered_seq)
+        self._journal.commit_manifest(manifest.encode(new), new.covered_seq, self._trim_seq)
         self.manifest = new
         faults.reach("manifest.switched")
 
@@ -294,7 +301,7 @@ class Maintenance:
         rows = self._store.rows
         numbers = rows.numbers.view()
         # A row that was replaced after the last seal may be one that the journal still changes.
-        dead = rows.replaced.view() <= min(horizon, self.manifest.last_commit)
+        dead = rows.replaced.view() <= min(horizon, self._sealed_until())
         dead |= np.isin(numbers, self.manifest.erased)
         sealed = len(numbers) - len(self._store.tail_rows)
         holes = rows.committed.view()[:sealed] == NEVER
@@ -303,6 +310,9 @@ class Maintenance:
         )
         dead[sealed:] = False
         return dead
+
+    def _sealed_until(self) -> int:
+        return self._store.sealed_until(self.manifest.covered_seq, self.manifest.last_commit)
 
     def _horizon(self) -> Instant:
         """Return the instant before which replaced rows are no longer kept."""

@@ -10,6 +10,7 @@ import msgspec
 from mindgrid.shards.errors import Corruption, FormatTooNew
 from mindgrid.shards.files import FileDigest
 from mindgrid.shards.segments import SegmentInfo
+from mindgrid.shards.transactions import Decision
 
 FORMAT = 1
 
@@ -26,7 +27,8 @@ class Manifest(msgspec.Struct, frozen=True):
     """A shard's sealed state after the commit `covered_seq`; the journal holds what came later.
 
     `erased` are the numbers of sealed rows that are hard-deleted but still in their segment;
-    `floor` is the earliest instant that `known_at` still reaches.
+    `floor` is the earliest instant that `known_at` still reaches; `decisions` are those about
+    commits over several shards that were not forgotten by then, by their keys.
     """
 
     format: int = FORMAT
@@ -37,6 +39,7 @@ class Manifest(msgspec.Struct, frozen=True):
     last_commit: int = 0
     floor: int = 0
     erased: list[int] = []
+    decisions: list[tuple[str, Decision]] = []
 
     @property
     def folders(self) -> list[tuple[str, tuple[FileDigest, ...]]]:

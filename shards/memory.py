@@ -13,8 +13,34 @@ from mindgrid.shards.checks import check_repeat, numeric
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found, ShardStatus
-from mindgrid.shards.errors import InvalidRequest, MindgridError, PreconditionFailed, Unavailable
+from mindgrid.shards.errors import (
+    InDoubt,
+    InvalidRequest,
+    MindgridError,
+    PreconditionFailed,
+    Unavailable,
+)
 from mindgrid.shards.scores import cosine
+from mindgrid.shards.transactions import (
+    Ask,
+    Choose,
+    Chosen,
+    Decide,
+    Decided,
+    Decision,
+    Doubts,
+    Forget,
+    Prepare,
+    Promise,
+    Reply,
+    Request,
+    Resolve,
+    Resolved,
+    ids_of,
+    promised,
+    proposal,
+    whole,
+)
 from mindgrid.shards.types import (
     NO_VECTOR,
     Answer,
@@ -60,6 +86,7 @@ class MemoryShard:
         self._versions: dict[str, list[_Version]] = {}
         self._transactions: dict[str, Result] = {}
         self._transaction_times: dict[str, Instant] = {}
+        self._doubts = Doubts()
         self._last_commit = Instant(0)
         self._floor = Instant(0)
         self._closed = False
@@ -74,10 +101,27 @@ class MemoryShard:
                 done.set_exception(error)
         return done
 
+    def transact(self, request: Request) -> Future[Reply]:
+        """Take a step of a commit over several shards at once; see `SemanticShard.transact`."""
+        done: Future[Reply] = Future()
+        with self._lock:
+            try:
+                done.set_result(self._take_step(request))
+            except MindgridError as error:
+                done.set_exception(error)
+        return done
+
+    def doubts(self) -> Doubts:
+        """Return a copy; see `SemanticShard.doubts`."""
+        with self._lock:
+            return self._doubts.copy()
+
     def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
         """Compare every visible record; see `SemanticShard.search`."""
         with self._lock:
             instant = self._read_instant(stamp)
+            if self._doubts.concern(instant):
+                return [InDoubt("shard", instant)] * len(queries)
             return [self._search(query, instant) for query in queries]
 
     def get(
@@ -86,6 +130,8 @@ class MemoryShard:
         """Return the records with these ids; see `SemanticShard.get`."""
         with self._lock:
             instant = self._read_instant(stamp)
+            if self._doubts.concern(instant):
+                return InDoubt("shard", instant)
             try:
                 known_at, as_of = _instants(selection, instant)
             except InvalidRequest as error:
@@ -104,31 +150,95 @@ class MemoryShard:
         self._closed = True
 
     def _commit(self, command: Command) -> Result:
+        earlier = self._earlier(command, None)
+        if earlier is not None:
+            return earlier
+        now = self._next_instant()
+        result = self._apply(command, now)
+        self._remember(command, result)
+        return result
+
+    def _take_step(self, request: Request) -> Reply:
+        now = self._next_instant()
+        match request:
+            case Choose(command):
+                return Chosen(tuple((r.created_at, r.id) for r in self._to_expire(command, now)))
+            case Prepare(key, home, command):
+                before, last_commit = self._copy_of_versions(), self._last_commit
+                ends = [r.valid_to for r in self._ends(command, now)]
+                result = self._apply(command, now)
+                self._versions, self._last_commit = before, last_commit  # It was only tried.
+                self._floor = now
+                self._doubts.promise(key, Promise(0, now, home, command))
+                return promised(now, result, [end for end in ends if end is not None])
+            case Decide(key, command, votes, order):
+                earlier = self._earlier(command, len(order))
+                if earlier is not None:
+                    assert not isinstance(earlier, Deleted)
+                    return Decided(None, earlier)
+                self._doubts.check_undecided(key)
+                at = proposal(now, votes)
+                decided = Decided(at, whole(self._apply(command, at), request))
+                assert decided.result is not None
+                self._remember(command, decided.result)
+                participants = tuple(shard for shard, _ in votes)
+                self._doubts.decisions[key] = Decision(now, decided, participants)
+                return decided
+            case Resolve(key, at):
+                promise = self._doubts.promises.get(key)
+                if promise is not None:
+                    self._doubts.settle(key)
+                    if at is not None:
+                        self._apply(promise.command, at)
+                return Resolved()
+            case Ask(key):
+                given_up = Decision(now, Decided(None, None), ())
+                return self._doubts.decisions.setdefault(key, given_up).decided
+            case Forget(key):
+                self._doubts.forget(key)
+                return Resolved()
+
+    def _copy_of_versions(self) -> dict[str, list[_Version]]:
+        return {
+            id: [_Version(version.committed_at, list(version.states)) for version in versions]
+            for id, versions in self._versions.items()
+        }
+
+    def _next_instant(self) -> Instant:
         if self._closed:
             raise Unavailable("shard", "it is closed")
         self._forget_transactions()
-        if command.transaction_id in self._transactions:
-            first = self._transactions[command.transaction_id]
-            check_repeat(command, first)
-            return first
-        now = Instant(max(self._clock.now(), self._floor + 1))
+        return Instant(max(self._clock.now(), self._floor + 1))
+
+    def _earlier(self, command: Command, drafts: int | None) -> Result | None:
+        first = self._transactions.get(command.transaction_id)
+        if first is not None:
+            check_repeat(command, first, drafts)
+        return first
+
+    def _apply(self, command: Command, now: Instant) -> Result:
+        self._doubts.check(ids_of(command))
         if isinstance(command, Upsert):
             result: Result = self._upsert(command, now)
         elif isinstance(command, Delete):
             result = self._delete(command, now)
         else:
             result = self._expire(command, now)
-        self._floor = self._last_commit = now
+        self._last_commit = Instant(max(self._last_commit, now))
+        self._floor = Instant(max(self._floor, now))
+        return result
+
+    def _remember(self, command: Command, result: Result) -> None:
         if command.transaction_id:
             self._transactions[command.transaction_id] = result
-            self._transaction_times[command.transaction_id] = now
-        return result
+            self._transaction_times[command.transaction_id] = result.committed_at
 
     def _forget_transactions(self) -> None:
         horizon = self._clock.now() - int(self._config.transactions_kept_s * 1e6)
         for transaction_id, at in list(self._transaction_times.items()):
             if at < horizon:
                 del self._transactions[transaction_id], self._transaction_times[transaction_id]
+        self._doubts.forget_given_up(Instant(horizon))
 
     def _upsert(self, command: Upsert, now: Instant) -> Upserted:
         for draft in command.drafts:
@@ -136,7 +246,18 @@ class MemoryShard:
             version = current.version if current else 0
             if draft.if_version is not None and draft.if_version != version:
                 raise PreconditionFailed(draft.id, draft.if_version, version)
-        return Upserted(tuple(self._write(draft, now) for draft in command.drafts), now)
+        versions: list[int] = []
+        for draft in command.drafts:
+            self._supersede_for_others(command, len(versions), now)
+            versions.append(self._write(draft, now))
+        self._supersede_for_others(command, len(versions), now)
+        return Upserted(tuple(versions), now)
+
+    def _supersede_for_others(self, command: Upsert, place: int, now: Instant) -> None:
+        for one in command.supersessions:
+            if one.place == place:
+                valid_from = now if one.valid_from is None else one.valid_from
+                self._supersede(one.target, valid_from, now)
 
     def _write(self, draft: Draft, now: Instant) -> int:
         current = self._newest(draft.id)
@@ -181,21 +302,33 @@ class MemoryShard:
         return Deleted(True, now)
 
     def _expire(self, command: Expire, now: Instant) -> Expired:
-        newest = [versions[-1].states[-1][1] for versions in self._versions.values()]
-        matching = [
-            record
-            for record in newest
-            if _selects(Selection(command.equals), record) and _applies(command.action, record, now)
-        ]
-        matching.sort(key=lambda record: (record.created_at, record.id))
-        for record in matching[: command.max_rows]:
+        records = self._to_expire(command, now)
+        self._doubts.check(record.id for record in records)
+        for record in records:
             if command.action is ExpireAction.INVALIDATE:
                 self._change(structs.replace(record, valid_to=now), now)
             elif command.action is ExpireAction.SOFT_DELETE:
                 self._change(structs.replace(record, deleted_at=now), now)
             else:
                 del self._versions[record.id]
-        return Expired(min(len(matching), command.max_rows), now)
+        return Expired(len(records), now)
+
+    def _to_expire(self, command: Expire, now: Instant) -> list[Record]:
+        newest = [versions[-1].states[-1][1] for versions in self._versions.values()]
+        matching = [
+            record
+            for record in newest
+            if (command.ids is None or record.id in command.ids)
+            and _selects(Selection(command.equals), record)
+            and _applies(command.action, record, now)
+        ]
+        matching.sort(key=lambda record: (record.created_at, record.id))
+        return matching[: command.max_rows]
+
+    def _ends(self, command: Upsert | Expire, now: Instant) -> list[Record]:
+        if isinstance(command, Expire) and command.action is ExpireAction.INVALIDATE:
+            return self._to_expire(command, now)
+        return []
 
     def _newest(self, id: str) -> Record | None:
         versions = self._versions.get(id)
@@ -205,7 +338,8 @@ class MemoryShard:
         self._versions[record.id][-1].states.append((now, record))
 
     def _read_instant(self, stamp: Stamp) -> Instant:
-        instant = stamp.at if stamp.exactly else Instant(max(stamp.at, self._last_commit))
+        newest = Instant(max(stamp.at, self._last_commit, self._doubts.latest))
+        instant = stamp.at if stamp.exactly else newest
         self._floor = Instant(max(self._floor, instant))
         return instant
 

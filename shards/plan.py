@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from mindgrid.shards.clock import NEVER, Instant
-from mindgrid.shards.commits import Change, Commit, RowWrite, bound, encode_result
+from mindgrid.shards.commits import Change, Commit, Decides, RowWrite, bound, encode_result, note
 from mindgrid.shards.errors import PreconditionFailed
+from mindgrid.shards.transactions import (
+    Ask,
+    Choose,
+    Chosen,
+    Decide,
+    Decided,
+    Doubts,
+    Forget,
+    Prepare,
+    Reply,
+    Request,
+    Resolve,
+    Resolved,
+    ids_of,
+    promised,
+    proposal,
+    whole,
+)
 from mindgrid.shards.types import (
     Command,
     Delete,
@@ -17,6 +38,7 @@ from mindgrid.shards.types import (
     ExpireAction,
     Expired,
     Result,
+    Supersession,
     Upsert,
     Upserted,
     Vector,
@@ -41,40 +63,133 @@ class Heads(Protocol):
         """Return the id's newest row, None where it has none or was hard-deleted."""
         ...
 
-    def to_expire(self, command: Expire, now: Instant) -> list[str]:
-        """Return the ids of the records that `command` touches, oldest first."""
+    def to_expire(self, command: Expire, now: Instant) -> list[tuple[Instant, str]]:
+        """Return (created_at, id) of the records that `command` touches, oldest first."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A commit that is ready for the journal, its rows' vectors, and what its caller is told."""
+    """A commit that is ready for the journal, its rows' vectors, and what its caller is told.
 
-    commit: Commit
+    Without a commit there is nothing to make durable.
+    """
+
+    commit: Commit | None
     vectors: tuple[Vector, ...]
-    result: Result
+    result: Result | Reply
 
 
 class Planner:
     """Plans the commands of one group; each sees what those before it will have done.
 
-    An Expire must be the first: which records it touches is asked of the rows as they are.
+    What chooses or expires records must be the first: which they are is asked of the rows as they
+    are. Only the end of a promise may come later, for no one else touches its records.
 
     Nothing of it touches the shard: a command that fails leaves no trace, and a group that does
     not become durable is simply forgotten with its planner.
     """
 
-    def __init__(self, heads: Heads, next_seq: int, next_number: int) -> None:
+    def __init__(self, heads: Heads, doubts: Doubts, next_seq: int, next_number: int) -> None:
+        """Take what the shard holds; `doubts` is the planner's own."""
         self._heads = heads
+        self._doubts = doubts
         self._overlay: dict[str, Head | None] = {}
         self.next_seq = next_seq
         self.next_number = next_number
 
-    def plan(self, command: Command, now: Instant) -> Planned:
-        """Return the commit that carries out `command` at the instant `now`.
+    def plan(self, request: Command | Request, now: Instant) -> Planned:
+        """Return the commit that carries out `request` at the instant `now`.
 
-        Raises PreconditionFailed, after which the planner is as it was.
+        Raises PreconditionFailed or Locked, after which the planner is as it was.
         """
+        match request:
+            case Upsert() | Delete() | Expire():
+                commit, result = self._command(request, now)
+                if request.transaction_id:
+                    commit = replace(commit, result=encode_result(result))
+                return self._planned(commit, request, result)
+            case Choose(command):
+                return Planned(None, (), Chosen(tuple(self._heads.to_expire(command, now))))
+            case Prepare():
+                return self._prepare(request, now)
+            case Decide():
+                return self._decide(request, proposal(now, request.votes))
+            case Resolve(key, at):
+                return self._resolve(key, at)
+            case Ask(key):
+                return self._ask(key, now)
+            case Forget(key):
+                return self._forget(key, now)
+
+    def _planned(self, commit: Commit, command: Command | None, result: Result | Reply) -> Planned:
+        """Count the commit; those planned after it see what it does."""
+        note(self._doubts, commit)
+        self.next_seq += 1
+        self.next_number += len(commit.rows)
+        vectors = [d.vector for d in command.drafts] if isinstance(command, Upsert) else []
+        return Planned(commit, tuple(vectors), result)
+
+    # Commits over several shards
+
+    def _prepare(self, prepare: Prepare, now: Instant) -> Planned:
+        command = prepare.command
+        seen = dict(self._overlay)
+        _, result = self._command(command, now)
+        self._overlay = seen  # It was only tried.
+        ends: list[Instant] = []
+        if isinstance(command, Expire) and command.action is ExpireAction.INVALIDATE:
+            heads = [self._heads.head(id) for _, id in self._heads.to_expire(command, now)]
+            ends = [Instant(head.valid_to) for head in heads if head is not None]
+        commit = replace(self._empty(now), prepares=prepare)
+        return self._planned(commit, None, promised(now, result, ends))
+
+    def _decide(self, decide: Decide, at: Instant) -> Planned:
+        self._doubts.check_undecided(decide.key)
+        commit, own = self._command(decide.command, at)
+        decided = Decided(at, whole(own, decide))
+        participants = tuple(shard for shard, _ in decide.votes)
+        commit = replace(commit, decides=Decides(decide.key, decided, participants))
+        if decide.command.transaction_id:
+            assert decided.result is not None
+            commit = replace(commit, result=encode_result(decided.result))
+        return self._planned(commit, decide.command, decided)
+
+    def _resolve(self, key: str, at: Instant | None) -> Planned:
+        promise = self._doubts.promises.get(key)
+        if promise is None:
+            return Planned(None, (), Resolved())
+        if at is None:
+            return self._planned(replace(self._empty(promise.at), resolves=key), None, Resolved())
+        free = self._doubts.copy()
+        free.settle(key)
+        locked, self._doubts = self._doubts, free
+        commit, _ = self._command(promise.command, at)
+        self._doubts = locked
+        return self._planned(replace(commit, resolves=key), promise.command, Resolved())
+
+    def _ask(self, key: str, now: Instant) -> Planned:
+        known = self._doubts.decisions.get(key)
+        if known is not None:
+            return Planned(None, (), known.decided)
+        given_up = Decided(None, None)
+        commit = replace(self._empty(Instant(now - 1)), decides=Decides(key, given_up, ()))
+        return self._planned(commit, None, given_up)
+
+    def _forget(self, key: str, now: Instant) -> Planned:
+        if key not in self._doubts.decisions:
+            return Planned(None, (), Resolved())
+        return self._planned(replace(self._empty(Instant(now - 1)), forgets=key), None, Resolved())
+
+    def _empty(self, at: Instant) -> Commit:
+        """Return a commit that touches no row; one of an instant before `now` takes none away."""
+        return Commit(self.next_seq, at, "", self.next_number, [], [], [], b"")
+
+    # Commands
+
+    def _command(self, command: Command, now: Instant) -> tuple[Commit, Result]:
+        """Return what `command` does at `now`, and note it in the overlay."""
+        self._doubts.check(ids_of(command))
         if isinstance(command, Upsert):
             return self._upsert(command, now)
         if isinstance(command, Delete):
@@ -84,29 +199,32 @@ class Planner:
     def _head(self, id: str) -> Head | None:
         return self._overlay[id] if id in self._overlay else self._heads.head(id)
 
-    def _upsert(self, command: Upsert, now: Instant) -> Planned:
+    def _upsert(self, command: Upsert, now: Instant) -> tuple[Commit, Upserted]:
         for draft in command.drafts:
             head = self._head(draft.id)
             version = head.version if head else 0
             if draft.if_version is not None and draft.if_version != version:
                 raise PreconditionFailed(draft.id, draft.if_version, version)
-        first_number = self.next_number
         rows: list[RowWrite] = []
         changes: list[Change] = []
-        for draft in command.drafts:
+        theirs: dict[int, list[Supersession]] = {}
+        for one in command.supersessions:
+            theirs.setdefault(one.place, []).append(one)
+        for place, draft in enumerate(command.drafts):
+            changes += self._superseded(theirs.get(place, ()), now)
             row = self._row(draft, now)
             for target in draft.supersedes:
                 change = self._supersede(target, draft.id, row.valid_from)
                 if change:
                     changes.append(change)
+            number = self.next_number + place
             self._overlay[draft.id] = Head(
-                self.next_number, row.version, row.created_at, row.valid_to, row.deleted_at
+                number, row.version, row.created_at, row.valid_to, row.deleted_at
             )
-            self.next_number += 1
             rows.append(row)
+        changes += self._superseded(theirs.get(len(command.drafts), ()), now)
         result = Upserted(tuple(row.version for row in rows), now)
-        commit = self._commit(command, result, first_number, rows, changes, [])
-        return Planned(commit, tuple(draft.vector for draft in command.drafts), result)
+        return self._commit(command, now, rows=rows, changes=changes), result
 
     def _row(self, draft: Draft, now: Instant) -> RowWrite:
         head = self._head(draft.id)
@@ -125,6 +243,14 @@ class Planner:
             version=head.version + 1 if head else 1,
         )
 
+    def _superseded(self, theirs: Iterable[Supersession], now: Instant) -> Iterator[Change]:
+        """Yield what drafts of other shards change."""
+        for one in theirs:
+            valid_from = now if one.valid_from is None else one.valid_from
+            change = self._supersede(one.target, "", valid_from)
+            if change:
+                yield change
+
     def _supersede(self, target: str, by: str, valid_from: int) -> Change | None:
         head = None if target == by else self._head(target)
         if head is None or head.deleted_at != NEVER or head.valid_to <= valid_from:
@@ -135,7 +261,7 @@ class Planner:
         self._overlay[id] = Head(head.number, head.version, head.created_at, valid_to, deleted_at)
         return Change(head.number, valid_to, deleted_at)
 
-    def _delete(self, command: Delete, now: Instant) -> Planned:
+    def _delete(self, command: Delete, now: Instant) -> tuple[Commit, Deleted]:
         head = self._head(command.id)
         changes: list[Change] = []
         erased: list[str] = []
@@ -145,12 +271,12 @@ class Planner:
         elif head is not None and head.deleted_at == NEVER:
             changes = [self._change(command.id, head, head.valid_to, now)]
         result = Deleted(bool(changes or erased), now)
-        commit = self._commit(command, result, self.next_number, [], changes, erased)
-        return Planned(commit, (), result)
+        return self._commit(command, now, changes=changes, erased=erased), result
 
-    def _expire(self, command: Expire, now: Instant) -> Planned:
-        assert not self._overlay, "an Expire comes first in its group"
-        ids = self._heads.to_expire(command, now)
+    def _expire(self, command: Expire, now: Instant) -> tuple[Commit, Expired]:
+        ids = [id for _, id in self._heads.to_expire(command, now)]
+        self._doubts.check(ids)
+        assert not self._overlay.keys() & ids, "what expires records comes first in its group"
         erased = ids if command.action is ExpireAction.HARD_DELETE else []
         changes: list[Change] = []
         for id in ids:
@@ -162,28 +288,24 @@ class Planner:
                 changes.append(self._change(id, head, head.valid_to, now))
             else:
                 self._overlay[id] = None
-        result = Expired(len(ids), now)
-        commit = self._commit(command, result, self.next_number, [], changes, erased)
-        return Planned(commit, (), result)
+        commit = self._commit(command, now, changes=changes, erased=erased)
+        return commit, Expired(len(ids), now)
 
     def _commit(
         self,
         command: Command,
-        result: Result,
-        first_number: int,
-        rows: list[RowWrite],
-        changes: list[Change],
-        erased: list[str],
+        at: Instant,
+        rows: Sequence[RowWrite] = (),
+        changes: Sequence[Change] = (),
+        erased: Sequence[str] = (),
     ) -> Commit:
-        seq = self.next_seq
-        self.next_seq += 1
         return Commit(
-            seq=seq,
-            at=result.committed_at,
+            seq=self.next_seq,
+            at=at,
             transaction_id=command.transaction_id,
-            first_number=first_number,
-            rows=rows,
-            changes=changes,
-            erased=erased,
-            result=encode_result(result) if command.transaction_id else b"",
+            first_number=self.next_number,
+            rows=list(rows),
+            changes=list(changes),
+            erased=list(erased),
+            result=b"",
         )

@@ -121,9 +121,12 @@ class Rows:
             int(self.deleted.view()[at]),
         )
 
-    def to_expire(self, command: Expire, now: int) -> list[str]:
-        """Return the ids of the records that `command` touches at `now`; see `plan.Heads`."""
+    def to_expire(self, command: Expire, now: int) -> list[tuple[Instant, str]]:
+        """Return the records that `command` touches at `now`; see `plan.Heads`."""
         matching = self.metadata.matching(command.equals, ())
+        if command.ids is not None:
+            named = self._places_of(command.ids)
+            matching = named if matching is None else np.intersect1d(named, matching)
         at: Positions | slice = slice(None) if matching is None else matching
         # The newest row of each id that was not hard-deleted; the metadata are its own.
         touched = (self.committed.view()[at] != NEVER) & (self.replaced.view()[at] == NEVER)
@@ -137,8 +140,13 @@ class Rows:
             # All that tie with the last one compete for its place by their ids.
             last = np.partition(created, command.max_rows - 1)[command.max_rows - 1]
             created, ids = created[created <= last], ids[created <= last]
-        oldest = sorted(zip(created.tolist(), ids.tolist(), strict=True))
-        return [id for _, id in oldest[: command.max_rows]]
+        oldest = sorted(zip(map(Instant, created.tolist()), ids.tolist(), strict=True))
+        return oldest[: command.max_rows]
+
+    def _places_of(self, ids: Iterable[str]) -> Positions:
+        numbers = (self._newest.get(id) for id in ids)
+        places = [self.position(number) for number in numbers if number is not None]
+        return np.sort(np.array(places, dtype=np.int64))
 
     def position(self, number: int) -> int:
         """Return where the row with this number stands; it must be held."""
@@ -164,10 +172,10 @@ class Rows:
         if commit.rows:
             self.add(RowColumns.of(commit))
         for change in commit.changes:
-            self.change(commit.at, change)
+            self.change(commit.at, change, commit.seq)
         for id in commit.erased:
             self._erase_id(id)
-        self.last_commit = commit.at
+        self.last_commit = max(self.last_commit, commit.at)
 
     def add(self, rows: RowColumns) -> None:
         """Add rows, as they were written, behind all others."""
@@ -206,11 +214,11 @@ class Rows:
         for when, *change in zip(*(column[held].tolist() for column in columns), strict=True):
             self.change(when, Change(*change))
 
-    def change(self, at: int, change: Change) -> None:
-        """Overwrite a row's lifecycle values from the instant `at` on."""
+    def change(self, at: int, change: Change, seq: int = 0) -> None:
+        """Overwrite a row's lifecycle values from the instant `at` on; `seq` is the commit's."""
         position = self.position(change.number)
         valid_to, deleted = self.valid_to.view(), self.deleted.view()
-        self._undo.note(at, change.number, int(valid_to[position]), int(deleted[position]))
+        self._undo.note(seq, at, change.number, int(valid_to[position]), int(deleted[position]))
         valid_to[position] = change.valid_to
         deleted[position] = change.deleted_at
         self._live.touch((position,))
@@ -295,12 +303,12 @@ class Rows:
                 return position
         return None
 
-    def changes_between(self, after: int, until: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Return (at, number, valid_to, deleted_at) of the changes with after < at <= until.
+    def changes_since(self, seq: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return (at, number, valid_to, deleted_at) of the changes by commits after `seq`.
 
         The values are the new ones, in the order in which they were made.
         """
-        return self._undo.redo(self, after, until)
+        return self._undo.redo(self, seq)
 
     def drop(self, kept: NDArray[np.bool_], floor: int) -> None:
         """Forget the rows where `kept` is false, and every change up to `floor`."""
@@ -330,9 +338,15 @@ class Rows:
 
 
 class _UndoLog:
-    """What each change of a row overwrote, oldest first."""
+    """What each change of a row overwrote, in the order of the commits.
+
+    That is the order of time for the changes of one row, but not of all: a commit over several
+    shards takes effect at an instant that other commits may have passed by then.
+    """
 
     def __init__(self) -> None:
+        self._newest = 0
+        self._seq: Column[np.int64] = Column(np.int64)
         self._at: Column[np.int64] = Column(np.int64)
         self._number: Column[np.int64] = Column(np.int64)
         self._valid_to: Column[np.int64] = Column(np.int64)
@@ -340,8 +354,10 @@ class _UndoLog:
         self._last: dict[int, list[int]] = {}
         """Entries by row number, for point reads."""
 
-    def note(self, at: int, number: int, valid_to: int, deleted: int) -> None:
+    def note(self, seq: int, at: int, number: int, valid_to: int, deleted: int) -> None:
         self._last.setdefault(number, []).append(len(self._at))
+        self._newest = max(self._newest, at)
+        self._seq.append(seq)
         self._at.append(at)
         self._number.append(number)
         self._valid_to.append(valid_to)
@@ -349,18 +365,18 @@ class _UndoLog:
 
     def reaches(self, known_at: int) -> bool:
         """Return whether a change is newer than `known_at`."""
-        return len(self._at) > 0 and int(self._at.view()[-1]) > known_at
+        return self._newest > known_at
 
     def take_back(
         self, numbers: Int64s, valid_to: Int64s, deleted: Int64s, known_at: int
     ) -> tuple[Int64s, Int64s]:
         """Return copies of the columns without the changes that are newer than `known_at`."""
         valid_to, deleted = valid_to.copy(), deleted.copy()
-        start = int(np.searchsorted(self._at.view(), known_at, side="right"))
         # Newest first: of several changes of a row, NumPy keeps the value assigned last.
-        at = np.searchsorted(numbers, self._number.view()[start:][::-1])
-        valid_to[at] = self._valid_to.view()[start:][::-1]
-        deleted[at] = self._deleted.view()[start:][::-1]
+        newer = np.flatnonzero(self._at.view() > known_at)[::-1]
+        at = np.searchsorted(numbers, self._number.view()[newer])
+        valid_to[at] = self._valid_to.view()[newer]
+        deleted[at] = self._deleted.view()[newer]
         return valid_to, deleted
 
     def value(self, number: int, known_at: int, now: tuple[int, int]) -> tuple[int, int]:
@@ -370,10 +386,10 @@ class _UndoLog:
                 return int(self._valid_to.view()[entry]), int(self._deleted.view()[entry])
         return now
 
-    def redo(self, rows: Rows, after: int, until: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Return the changes in (after, until] with the values they set."""
+    def redo(self, rows: Rows, seq: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """Return the changes by commits after `seq` with the values they set."""
         at = self._at.view()
-        start, end = (int(np.searchsorted(at, edge, side="right")) for edge in (after, until))
+        start, end = int(np.searchsorted(self._seq.view(), seq, side="right")), len(at)
         valid_to = np.empty(end - start, dtype=np.int64)
         deleted = np.empty(end - start, dtype=np.int64)
         for out, entry in enumerate(range(start, end)):
@@ -394,8 +410,9 @@ class _UndoLog:
         kept = self._at.view() > floor
         if gone:
             kept &= ~np.isin(numbers, np.fromiter(gone, dtype=np.int64, count=len(gone)))
-        for column in (self._at, self._number, self._valid_to, self._deleted):
+        for column in (self._seq, self._at, self._number, self._valid_to, self._deleted):
             column.replace(column.view()[kept])
+        self._newest = int(self._at.view().max(initial=0))
         self._last = {}
         for entry, number in enumerate(self._number.view().tolist()):
             self._last.setdefault(number, []).append(entry)

@@ -14,10 +14,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -35,15 +36,30 @@ from mindgrid.shards.manifest import Manifest
 from mindgrid.shards.plan import Planned, Planner
 from mindgrid.shards.segments import Segment, change_columns
 from mindgrid.shards.store import Store
+from mindgrid.shards.transactions import (
+    Choose,
+    Chosen,
+    Decide,
+    Decided,
+    Doubts,
+    Prepare,
+    Reply,
+    Request,
+)
 from mindgrid.shards.types import (
     Answer,
     Command,
+    Delete,
+    Deleted,
+    Draft,
     Expire,
+    Expired,
     Query,
     Result,
     Selection,
     Stamp,
     Upsert,
+    Upserted,
     Want,
 )
 
@@ -67,8 +83,9 @@ class Workers:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    command: Command
-    done: Future[Result]
+    request: Command | Request
+    done: Future[Any]
+    """Of the Result of a Command, or the Reply to a Request."""
 
 
 class LanceShard:
@@ -155,6 +172,7 @@ class LanceShard:
         store.rows.last_commit = current.last_commit
         store.last_seq = current.covered_seq
         store.history_floor = Instant(current.floor)
+        store.doubts.decisions.update(current.decisions)
         store.relayout()
         keeper = Maintenance(folder, config, journal, store, clock, current)
         if current.index is not None and (loaded := keeper.load_index(current.index)):
@@ -164,8 +182,9 @@ class LanceShard:
         return shard
 
     def _replay(self, current: Manifest) -> None:
-        for entry in self._journal.replay():
-            self._unsealed_bytes += len(entry.payload)
+        for entry in self._journal.replay(self._journal.trimmed_seq):
+            if entry.last_seq > current.covered_seq:
+                self._unsealed_bytes += len(entry.payload)
             try:
                 group, vectors = commits.decode_group(entry.payload, self._config.space.dimensions)
             except (msgspec.MsgspecError, ValueError) as error:
@@ -176,11 +195,14 @@ class LanceShard:
                 if commit.seq > current.covered_seq:
                     self._store.apply([commit], vectors[at : at + len(commit.rows)])
                     self._next_number = commit.first_number + len(commit.rows)
+                else:
+                    self._store.recall(commit)
                 at += len(commit.rows)
         for transaction in self._journal.transactions():
             result = commits.decode_result(transaction.result)
             self._results[transaction.id] = (transaction.time, result)
-        self._store.floor = Instant(max(self._store.floor, self._store.rows.last_commit))
+        store = self._store
+        store.floor = Instant(max(store.floor, store.rows.last_commit, store.doubts.latest))
 
     @property
     def counters(self) -> dict[str, int]:
@@ -189,7 +211,21 @@ class LanceShard:
 
     def submit(self, command: Command) -> Future[Result]:
         """See `SemanticShard.submit`."""
-        pending = _Pending(command, Future())
+        return self._enqueue(command)
+
+    def transact(self, request: Request) -> Future[Reply]:
+        """See `SemanticShard.transact`."""
+        return self._enqueue(request)
+
+    def doubts(self) -> Doubts:
+        """See `SemanticShard.doubts`."""
+        if self._store.doubts.are_none:
+            return Doubts()  # Asked every second of every shard: without the lock.
+        with self._store.lock:
+            return self._store.doubts.copy()
+
+    def _enqueue(self, request: Command | Request) -> Future[Any]:
+        pending = _Pending(request, Future())
         # A caller that gives up must not cancel what may be durable already.
         pending.done.set_running_or_notify_cancel()
         with self._queue_lock:
@@ -297,10 +333,10 @@ class LanceShard:
         group: list[_Pending] = []
         rows = size_bytes = 0
         while self._queue and rows < self._config.group_rows_max and size_bytes < _GROUP_BYTES_MAX:
-            if group and isinstance(self._queue[0].command, Expire):
+            if group and _expires(self._queue[0].request):
                 break
             pending = self._queue.popleft()
-            drafts = pending.command.drafts if isinstance(pending.command, Upsert) else ()
+            drafts = _drafts(pending.request)
             rows += max(1, len(drafts))
             size_bytes += sum(
                 len(one.content) + len(one.payload) + one.vector.nbytes for one in drafts
@@ -310,38 +346,41 @@ class LanceShard:
 
     def _commit(self, group: list[_Pending]) -> None:
         store = self._store
-        answers: list[tuple[_Pending, Result | MindgridError]] = []
+        answers: list[tuple[_Pending, Result | Reply | MindgridError]] = []
         planned: list[Planned] = []
         with store.lock:
-            planner = Planner(store.rows, store.last_seq + 1, self._next_number)
+            planner = Planner(
+                store.rows, store.doubts.copy(), store.last_seq + 1, self._next_number
+            )
             known: dict[str, Result] = {}
             for pending in group:
-                transaction_id = pending.command.transaction_id
-                earlier = known.get(transaction_id) or self._remembered(transaction_id)
                 now = Instant(max(self._clock.now(), store.floor + 1))
                 try:
+                    earlier = self._earlier(pending.request, known)
                     if earlier is not None:
-                        check_repeat(pending.command, earlier)
                         answers.append((pending, earlier))
                         continue
-                    plan = planner.plan(pending.command, now)
+                    plan = planner.plan(pending.request, now)
                 except MindgridError as error:
                     answers.append((pending, error))
                     continue
-                store.floor = now
-                if transaction_id:
-                    known[transaction_id] = plan.result
-                planned.append(plan)
                 answers.append((pending, plan.result))
+                if plan.commit is None:
+                    continue
+                store.floor = Instant(max(store.floor, plan.commit.at))
+                if plan.commit.transaction_id:
+                    known[plan.commit.transaction_id] = _told(plan.result)
+                planned.append(plan)
             if planned:
-                store.in_flight = planned[0].result.committed_at
+                # Who reads before the end of a promise waits for it anyway.
+                times = [one.at for one in _commits(planned) if not one.resolves]
+                store.in_flight = Instant(min(times)) if times else None
         try:
             if planned:
                 self._append(planned)
                 with store.lock:
                     store.apply(
-                        [plan.commit for plan in planned],
-                        [vector for plan in planned for vector in plan.vectors],
+                        _commits(planned), [vector for plan in planned for vector in plan.vectors]
                     )
                     self._next_number = planner.next_number
         except BaseException as error:
@@ -361,9 +400,9 @@ class LanceShard:
                 store.in_flight = None
                 store.lock.notify_all()
         for plan in planned:
-            if plan.commit.transaction_id:
+            if plan.commit is not None and plan.commit.transaction_id:
                 at = Instant(plan.commit.at)
-                self._results[plan.commit.transaction_id] = (at, plan.result)
+                self._results[plan.commit.transaction_id] = (at, _told(plan.result))
         for pending, answer in answers:
             if isinstance(answer, MindgridError):
                 pending.done.set_exception(answer)
@@ -373,14 +412,31 @@ class LanceShard:
         if self._due():
             self._start_maintenance()
 
-    def _is_settled(self, pending: _Pending, answer: Result | MindgridError) -> bool:
+    def _earlier(
+        self, request: Command | Request, known: Mapping[str, Result]
+    ) -> Result | Decided | None:
+        """Return what the transaction was told before, in this group or an earlier one."""
+        command = request.command if isinstance(request, Decide) else request
+        if not isinstance(command, Upsert | Delete | Expire):
+            return None
+        first = known.get(command.transaction_id) or self._remembered(command.transaction_id)
+        if first is None:
+            return None
+        if not isinstance(request, Decide):
+            check_repeat(command, first)
+            return first
+        check_repeat(command, first, drafts=len(request.order))
+        assert not isinstance(first, Deleted)
+        return Decided(None, first)
+
+    def _is_settled(self, pending: _Pending, answer: Result | Reply | MindgridError) -> bool:
         """Return whether this answer says nothing of what was to be written."""
-        return isinstance(answer, MindgridError) or bool(
-            self._remembered(pending.command.transaction_id)
+        return isinstance(answer, MindgridError | Chosen) or bool(
+            self._earlier(pending.request, {})
         )
 
     def _append(self, planned: list[Planned]) -> None:
-        group = [plan.commit for plan in planned]
+        group = _commits(planned)
         payload = commits.encode_group(group, [v for plan in planned for v in plan.vectors])
         rows = sum(len(commit.rows) for commit in group)
         transactions = [
@@ -399,6 +455,8 @@ class LanceShard:
         """Drop results that are older than a retry may be; the journal's copies now and then."""
         now = self._clock.now()
         horizon = Instant(now - int(self._config.transactions_kept_s * 1e6))
+        with self._store.lock:
+            self._store.doubts.forget_given_up(horizon)
         while self._results:
             transaction_id, (at, _) = next(iter(self._results.items()))
             if at >= horizon:
@@ -495,6 +553,28 @@ class LanceShard:
         with self._queue_lock:
             self._maintaining = False
             self._queue_lock.notify_all()
+
+
+def _expires(request: Command | Request) -> bool:
+    """Return whether it asks the rows which records it is about."""
+    command = request.command if isinstance(request, Choose | Prepare | Decide) else request
+    return isinstance(command, Expire)
+
+
+def _drafts(request: Command | Request) -> tuple[Draft, ...]:
+    command = request.command if isinstance(request, Prepare | Decide) else request
+    return command.drafts if isinstance(command, Upsert) else ()
+
+
+def _commits(planned: Sequence[Planned]) -> list[commits.Commit]:
+    return [plan.commit for plan in planned if plan.commit is not None]
+
+
+def _told(result: Result | Reply) -> Result:
+    """Return what the caller of a transaction is told."""
+    told = result.result if isinstance(result, Decided) else result
+    assert isinstance(told, Upserted | Deleted | Expired)
+    return told
 
 
 def _check_named(journal: Journal) -> None:

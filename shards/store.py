@@ -16,18 +16,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mindgrid.shards.clock import Instant
-from mindgrid.shards.commits import Commit, RowWrite, unbound
+from mindgrid.shards.commits import Commit, RowWrite, note, unbound
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found
-from mindgrid.shards.errors import InvalidRequest, MindgridError, Unavailable
+from mindgrid.shards.errors import InDoubt, InvalidRequest, MindgridError, Unavailable
 from mindgrid.shards.filters import Positions
 from mindgrid.shards.ivf import Bitmap, IvfIndex
 from mindgrid.shards.rows import Lifecycle, Rows, instants
 from mindgrid.shards.scores import best
 from mindgrid.shards.segments import Segment, StoredRow
+from mindgrid.shards.transactions import Doubts
 from mindgrid.shards.types import (
     NO_VECTOR,
     Answer,
@@ -104,6 +106,9 @@ class Store:
         self.history_floor = Instant(0)
         self.floor = Instant(0)
         """Every later commit is later than this: no read has looked beyond it."""
+        self.doubts = Doubts()
+        self._late: list[tuple[int, int]] = []
+        """(sequence, time) of commits that took effect before another that was already there."""
         self.in_flight: Instant | None = None
         """The first commit time of the group that is being made durable."""
         self.failure: MindgridError | None = None
@@ -116,6 +121,9 @@ class Store:
     def apply(self, commits: Sequence[Commit], vectors: Sequence[Vector]) -> None:
         """Make durable commits visible. The caller holds the lock."""
         for commit in commits:
+            if commit.at < self.rows.last_commit and commit.touches_rows:
+                self._late.append((commit.seq, commit.at))
+            note(self.doubts, commit)
             self.rows.apply(commit)
             for offset, row in enumerate(commit.rows):
                 number = commit.first_number + offset
@@ -125,6 +133,24 @@ class Store:
         if vectors:
             self.tail.append(np.stack(vectors))
             self.relayout()
+
+    def recall(self, commit: Commit) -> None:
+        """Keep the promises of a commit that is sealed otherwise. The caller holds the lock.
+
+        What else it noted is in the manifest.
+        """
+        known = commit.resolves in self.doubts.promises
+        resolves = commit.resolves if known else ""
+        note(self.doubts, replace(commit, decides=None, forgets="", resolves=resolves))
+
+    def sealed_until(self, covered_seq: int, last_commit: int) -> int:
+        """Return an instant before every commit after `covered_seq`. The caller holds the lock.
+
+        `last_commit` is the latest of those up to `covered_seq`, but is not before all others: a
+        commit over several shards may take effect earlier than what was committed before it.
+        """
+        self._late = [(seq, at) for seq, at in self._late if seq > covered_seq]
+        return min([last_commit, *(at - 1 for _, at in self._late)])
 
     def replace_tail(self, sealed: int) -> None:
         """Forget the first `sealed` rows of the tail's vectors. The caller holds the lock."""
@@ -206,12 +232,13 @@ class Store:
         return Found(tuple(None if at is None else records.get(at) for at in newest), instant)
 
     def _read_instant(self, stamp: Stamp) -> Instant:
-        """Return the instant of a read and keep later commits behind it.
+        """Return the instant of a read and keep later commits behind it; raises InDoubt.
 
         It is fixed when the read arrives, not after the wait: a commit that ends meanwhile is a
         later one (see `cluster.instants` for what tears otherwise).
         """
-        instant = stamp.at if stamp.exactly else Instant(max(stamp.at, self.rows.last_commit))
+        newest = max(stamp.at, self.rows.last_commit, self.doubts.latest)
+        instant = stamp.at if stamp.exactly else Instant(newest)
         self.floor = Instant(max(self.floor, instant))
 
         # A commit on its way to the disk already has its time. A read at a later instant would
@@ -223,6 +250,9 @@ class Store:
             raise Unavailable("shard", f"its disk has not synced a commit for {READ_WAIT_S:g} s")
         if self.failure is not None:
             raise self.failure
+        # A promise that is made after this moment proposes a later time.
+        if self.doubts.concern(instant):
+            raise InDoubt("shard", instant)
         return instant
 
     def _instants(self, selection: Selection, instant: Instant) -> tuple[Instant, Instant]:

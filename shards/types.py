@@ -34,14 +34,14 @@ class Space:
     dimensions: int
 
 
-class _Value(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class Value(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What travels by the hundred: made and encoded at a fifth of what a dataclass costs.
 
     Positional on the wire between processes, and left to reference counting: none holds a cycle.
     """
 
 
-class Draft(_Value, frozen=True):
+class Draft(Value, frozen=True):
     """A record as a writer hands it in: id chosen, times unset where the shard decides.
 
     `vector` has length 0 until the content is embedded; a shard takes only drafts with a vector.
@@ -61,7 +61,7 @@ class Draft(_Value, frozen=True):
     if_version: int | None = None
 
 
-class Record(_Value, frozen=True):
+class Record(Value, frozen=True):
     """A stored record, as one instant of the store's knowledge saw it.
 
     What an answer leaves out is empty: `vector` has length 0, `payload` and `content` too.
@@ -81,14 +81,30 @@ class Record(_Value, frozen=True):
     version: int
 
 
-class Upsert(_Value, frozen=True):
-    """Write all drafts or none. An empty `transaction_id` is never remembered."""
+class Supersession(Value, frozen=True):
+    """The end of a record's validity by a draft that lies in another shard.
+
+    It takes place once the first `place` drafts of its Upsert are written; `valid_from` is that of
+    the other draft, None for the commit's own time.
+    """
+
+    target: str
+    valid_from: Instant | None
+    place: int
+
+
+class Upsert(Value, frozen=True, tag="upsert"):
+    """Write all drafts or none. An empty `transaction_id` is never remembered.
+
+    `supersessions`, in order, is what drafts of other shards do to records of this one.
+    """
 
     transaction_id: str
     drafts: tuple[Draft, ...]
+    supersessions: tuple[Supersession, ...] = ()
 
 
-class Delete(_Value, frozen=True):
+class Delete(Value, frozen=True, tag="delete"):
     """Tombstone a record, or with `hard` remove it at every instant of knowledge."""
 
     transaction_id: str
@@ -107,36 +123,38 @@ class ExpireAction(enum.Enum):
     """Remove it, tombstoned or not, at every instant of knowledge."""
 
 
-class Expire(_Value, frozen=True):
+class Expire(Value, frozen=True, tag="expire"):
     """Do `action` to the `max_rows` oldest records that it applies to and whose metadata match.
 
     The oldest by `created_at`, ties to the smaller id. An empty `equals` matches every record.
+    With `ids`, only these are looked at.
     """
 
     transaction_id: str
     equals: Mapping[str, str]
     action: ExpireAction
     max_rows: int
+    ids: tuple[str, ...] | None = None
 
 
 Command = Upsert | Delete | Expire
 
 
-class Upserted(_Value, frozen=True):
+class Upserted(Value, frozen=True, tag="upserted"):
     """The new versions, aligned with the drafts, and when the commit took effect."""
 
     versions: tuple[int, ...]
     committed_at: Instant
 
 
-class Deleted(_Value, frozen=True):
+class Deleted(Value, frozen=True, tag="deleted"):
     """Whether there was a record to delete, and when the commit took effect."""
 
     existed: bool
     committed_at: Instant
 
 
-class Expired(_Value, frozen=True):
+class Expired(Value, frozen=True, tag="expired"):
     """How many records were touched, and when the commit took effect."""
 
     affected: int
@@ -158,7 +176,7 @@ class PredicateOp(enum.Enum):
     IN = 7
 
 
-class Predicate(_Value, frozen=True):
+class Predicate(Value, frozen=True):
     """One comparison with the value under `key`; a record without the key never matches."""
 
     key: str
@@ -166,7 +184,7 @@ class Predicate(_Value, frozen=True):
     values: tuple[str, ...]
 
 
-class Selection(_Value, frozen=True):
+class Selection(Value, frozen=True):
     """Which records a read may return; the parts are ANDed, an empty one matches everything."""
 
     equals: Mapping[str, str] = field(default_factory=dict)
@@ -188,7 +206,7 @@ class Want(enum.IntFlag):
     VECTOR = 4
 
 
-class Query(_Value, frozen=True):
+class Query(Value, frozen=True):
     """The `top_k` records nearest to `vector` by cosine among those `selection` allows.
 
     `vector` has length 0 until the query's text is embedded; a shard takes only embedded queries.
@@ -201,7 +219,7 @@ class Query(_Value, frozen=True):
     exact: bool = False
 
 
-class Stamp(_Value, frozen=True):
+class Stamp(Value, frozen=True):
     """When a read takes place.
 
     A shard answers at the later of `at` and its newest commit and names that instant; with
@@ -212,7 +230,7 @@ class Stamp(_Value, frozen=True):
     exactly: bool = False
 
 
-class Hit(_Value, frozen=True):
+class Hit(Value, frozen=True):
     """One record found; `score` is the cosine in [-1, 1], float32 precision."""
 
     id: str
@@ -220,7 +238,7 @@ class Hit(_Value, frozen=True):
     record: Record | None
 
 
-class Answer(_Value, frozen=True):
+class Answer(Value, frozen=True):
     """The hits of one query, best first, ties to the smaller id.
 
     `instant` is the instant answered at; `exact` says that no better record can have been missed;

@@ -42,6 +42,9 @@ _CODES: dict[type[errors.MindgridError], int] = {
     errors.DeadlineExceeded: 4,
     # A caller that meets Moved has outrun every retry of ours; the same request may succeed.
     errors.Moved: 14,
+    # Nor of these: whoever orders the commits, or asks again, has waited until the deadline.
+    errors.Locked: 14,
+    errors.InDoubt: 14,
     errors.Corruption: 15,
     errors.StorageLocked: 14,
     errors.FormatTooNew: 14,

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from tests.support.clocks import START, TurnedClock
-from tests.support.grids import local_grid, namespace, run
 from tests.support.shards import DIMENSIONS, SMALL, open_here
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found, SemanticShard
-from mindgrid.shards.errors import InvalidRequest, Unimplemented
+from mindgrid.shards.errors import InvalidRequest
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.types import (
     Delete,
@@ -181,14 +180,3 @@ def test_the_result_is_known_after_a_restart() -> None:
         assert shard.submit(command).result() == first
         assert Store(shard, clock).live("a", "b") == []
         shard.close()
-
-
-def test_a_namespace_of_several_shards_refuses_it_so_far(tmp_path: Path) -> None:
-    async def claim() -> None:
-        spaces = namespace("one"), namespace("two", 2)
-        async with local_grid(tmp_path, *spaces) as (grid, _):
-            assert (await grid.expire("one", {}, ExpireAction.INVALIDATE, 1)).affected == 0
-            with pytest.raises(Unimplemented, match="several shards"):
-                await grid.expire("two", {}, ExpireAction.INVALIDATE, 1)
-
-    run(claim)

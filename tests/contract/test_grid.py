@@ -32,9 +32,7 @@ from mindgrid.shards.errors import (
     Exhausted,
     InvalidRequest,
     NotFound,
-    PreconditionFailed,
     Unavailable,
-    Unimplemented,
 )
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.types import Draft, Query, Selection, Stamp, Upsert, Want
@@ -157,24 +155,6 @@ def test_a_deleted_record_is_found_no_more(tmp_path: Path) -> None:
             answer = await grid.search("n", Query(records[3].vector, top_k=100))
             assert "r00003" not in [hit.id for hit in answer.hits]
             assert len(answer.hits) == 9
-
-    run(claim)
-
-
-def test_what_needs_one_commit_over_several_shards_is_unimplemented(tmp_path: Path) -> None:
-    async def claim() -> None:
-        async with local_grid(tmp_path, namespace("n", 2)) as (grid, _):
-            here, there = in_shard(0, 2), in_shard(1, 2)
-            with pytest.raises(Unimplemented, match="if_version in a batch over several shards"):
-                await grid.upsert(
-                    "n", [text_draft(here, "x", if_version=0), text_draft(there, "y")]
-                )
-            with pytest.raises(Unimplemented, match=f"'{here}' supersedes '{there}'"):
-                await grid.upsert("n", [text_draft(here, "x", supersedes=(there,))])
-            assert await grid.get("n", [here, there]) == [None, None]
-            with pytest.raises(PreconditionFailed, match="current version is 0"):
-                await grid.upsert("n", [text_draft(here, "x", if_version=3)])
-            await grid.upsert("n", [text_draft(here, "x", if_version=0)])
 
     run(claim)
 

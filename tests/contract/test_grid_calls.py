@@ -104,6 +104,11 @@ class Away:
             raise self.away
         return await self._cluster.table(older_than, suspect)
 
+    async def commit(self, call: bytes) -> bytes:
+        if self.away:
+            raise self.away
+        return await self._cluster.commit(call)
+
     def port(self, host: str) -> Port:
         return self._cluster.port(host)
 

@@ -19,7 +19,7 @@ from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, NamespaceSpec
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.config import Driver
 from mindgrid.shards.driver import Found, SemanticShard
-from mindgrid.shards.errors import MindgridError, Unimplemented
+from mindgrid.shards.errors import MindgridError, PreconditionFailed
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.types import (
@@ -111,13 +111,16 @@ class Grids:
         ]
 
     async def _write(self, command: Command) -> None:
-        # An id that is used twice for two batches is remembered shard by shard.
+        # An id that is used for two requests is known only where both have the same home.
         command = replace(command, transaction_id="")
         try:
             found: object = await self._commit(command)
-        except Unimplemented:
-            self._seen["unimplemented"] += 1
-            return
+        except PreconditionFailed as error:
+            # Of several that fail, which is named depends on the shards they lie in.
+            assert isinstance(command, Upsert)
+            assert outcome(self.oracle, _of_id(command, error.id)) == str(error)
+            found = outcome(self.oracle, command)
+            assert "if_version is" in str(found)
         except MindgridError as error:
             found = str(error)
         self._seen["writes"] += 1
@@ -157,6 +160,10 @@ class Grids:
 
     def _ago(self, micros: int | None) -> Instant | None:
         return None if micros is None else Instant(self.clock.now() - micros)
+
+
+def _of_id(command: Upsert, id: str) -> Upsert:
+    return Upsert("", tuple(draft for draft in command.drafts if draft.id == id))
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")

@@ -6,7 +6,7 @@ import ast
 
 from tests.tidy.repository import ROOT
 
-VOCABULARY = {"clock", "config", "driver", "errors", "types"}
+VOCABULARY = {"clock", "config", "driver", "errors", "transactions", "types"}
 SHARED = {"checks", "scores"}
 
 

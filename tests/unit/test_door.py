@@ -346,6 +346,8 @@ ERRORS: list[tuple[BaseException, int, int]] = [
     (errors.Unavailable("shard 1", "no host"), 503, 14),
     (errors.DeadlineExceeded("the search", 2.0), 504, 4),
     (errors.Moved("shard 1", 2), 503, 14),
+    (errors.Locked("a", "key", 1), 503, 14),
+    (errors.InDoubt("shard 1", 7), 503, 14),
     (errors.Corruption("file", "bad digest"), 500, 15),
     (errors.StorageLocked("folder", "pid 1"), 503, 14),
     (errors.FormatTooNew("file", 2, 1), 503, 14),

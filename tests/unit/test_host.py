@@ -184,7 +184,7 @@ def test_a_host_whose_clock_is_off_refuses_writes_and_answers_reads(host: LocalH
     async def claim() -> None:
         await host.appoint(appointment(1))
         await warm(host, 1, 0)
-        write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
+        write = port.Write(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
         call = port.encode(port.CommitCall(1, [write]))
         for skew_us, refused in ((249_000, False), (-251_000, True), (251_000, True), (0, False)):
             await host.health(skew_us)
@@ -371,7 +371,7 @@ async def late() -> tuple[LocalHost, list[Late]]:
 def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller() -> None:
     async def claim() -> None:
         host, made = await late()
-        write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
+        write = port.Write(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
         call = port.encode(port.CommitCall(1, [write]))
         leaving = asyncio.create_task(host.commit(call))
         while not made[0].pending:
@@ -395,7 +395,7 @@ def test_a_write_whose_caller_left_is_ended_by_the_shard_and_not_by_the_caller()
 def test_a_shard_that_refused_a_write_and_still_answers_stays_open() -> None:
     async def claim() -> None:
         host, made = await late()
-        write = port.WriteUpsert(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
+        write = port.Write(ShardKey(NOTES, 1, 0), Upsert("t", tuple(drafts(1))))
         call = asyncio.create_task(host.commit(port.encode(port.CommitCall(1, [write]))))
         while not made[0].pending:
             await asyncio.sleep(0.001)

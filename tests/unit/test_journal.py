@@ -188,7 +188,7 @@ def test_a_newer_format_is_named(lock: FolderLock, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as newer:
         newer.setattr(journal_module, "FORMAT", journal_module.FORMAT + 1)
         Journal(lock, 1).close()
-    with pytest.raises(FormatTooNew, match="format 2"):
+    with pytest.raises(FormatTooNew, match=f"format {journal_module.FORMAT + 1}"):
         Journal(lock, 1)
 
 
