@@ -30,7 +30,7 @@ from mindgrid.cluster.fanout import ById, get_from_shards, search_shards
 from mindgrid.cluster.instants import stamp_read
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey, failed
 from mindgrid.cluster.process import end, this_process
-from mindgrid.cluster.reader import Reader, named
+from mindgrid.cluster.reader import Reader, is_fault, named
 from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_folder, shard_name
 from mindgrid.cluster.table import Routes, Table
 from mindgrid.shards.background import background_pool
@@ -42,8 +42,6 @@ from mindgrid.shards.errors import (
     MindgridError,
     Moved,
     NotFound,
-    OperatorError,
-    RetryError,
     StorageLocked,
     Unavailable,
 )
@@ -353,7 +351,7 @@ class Host:
         return _Running(item.shard, future)
 
     def _look_at(self, key: ShardKey, shard: SemanticShard, done: Future[Any]) -> None:
-        if isinstance(done.exception(), RetryError | OperatorError):
+        if is_fault(done.exception()):
             # A full disk, for one, refuses a write and leaves the shard as it was.
             self._retire_if_mute(Reader(key, shard))
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from mindgrid.cluster.port import ShardKey
 from mindgrid.shards.driver import Found, SemanticShard
-from mindgrid.shards.errors import MindgridError, OperatorError, RetryError, Unavailable
+from mindgrid.shards.errors import (
+    InDoubt,
+    Locked,
+    MindgridError,
+    OperatorError,
+    RetryError,
+    Unavailable,
+)
 from mindgrid.shards.types import Answer, Query, Selection, Stamp, Want
 
 log = logging.getLogger(__name__)
@@ -53,11 +60,17 @@ class Reader:
             found: object = self.shard.get((), Selection(), Want.ID, stamp)
         except Exception as error:  # noqa: BLE001 - see `named`
             found = self._noted(error) if isinstance(error, MindgridError) else None
-        return found if isinstance(found, RetryError | OperatorError) else None
+        return found if isinstance(found, MindgridError) and is_fault(found) else None
 
     def _noted(self, error: Exception) -> MindgridError:
-        self.failed = self.failed or isinstance(error, RetryError | OperatorError)
+        self.failed = self.failed or is_fault(error)
         return named(f"shard {self.key}", error)
+
+
+def is_fault(error: BaseException | None) -> bool:
+    """Return whether it says that the shard itself is in trouble, whoever asks."""
+    waits = isinstance(error, InDoubt | Locked)
+    return isinstance(error, RetryError | OperatorError) and not waits
 
 
 def named(what: str, error: BaseException) -> MindgridError:

@@ -45,8 +45,13 @@ class Decides(msgspec.Struct, array_like=True, frozen=True):
     """What this commit, by being durable, decides for the shards that take part in it."""
 
     key: str
+    noted_at: Instant
     decided: Decided
     participants: tuple[int, ...]
+
+
+NO_INSTANT = Instant(0)
+"""The time of a step that takes no instant away from others: nothing changes by it."""
 
 
 class Commit(msgspec.Struct, array_like=True, frozen=True):
@@ -58,6 +63,7 @@ class Commit(msgspec.Struct, array_like=True, frozen=True):
     Of a commit over several shards it may be a step: `prepares` promises and changes nothing yet,
     `resolves` ends the promise of that key, `decides` is the home's decision and `forgets` ends
     one. Then `at` may lie before that of earlier commits, though of no other row of the same ids.
+    It is NO_INSTANT where nothing takes place.
     """
 
     seq: int
@@ -74,9 +80,9 @@ class Commit(msgspec.Struct, array_like=True, frozen=True):
     forgets: str = ""
 
     @property
-    def touches_rows(self) -> bool:
-        """Whether a reader could see that it took place."""
-        return bool(self.rows or self.changes or self.erased)
+    def takes_place(self) -> bool:
+        """Whether it is carried out at `at`, and not only promised, given up or forgotten."""
+        return self.at != NO_INSTANT and self.prepares is None
 
 
 class Group(msgspec.Struct, array_like=True, frozen=True):
@@ -119,7 +125,7 @@ def note(doubts: Doubts, commit: Commit) -> None:
         doubts.settle(commit.resolves)
     if commit.decides is not None:
         decided = commit.decides
-        decision = Decision(Instant(commit.at), decided.decided, decided.participants)
+        decision = Decision(decided.noted_at, decided.decided, decided.participants)
         doubts.decisions[decided.key] = decision
     if commit.forgets:
         doubts.forget(commit.forgets)

@@ -9,7 +9,16 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from mindgrid.shards.clock import NEVER, Instant
-from mindgrid.shards.commits import Change, Commit, Decides, RowWrite, bound, encode_result, note
+from mindgrid.shards.commits import (
+    NO_INSTANT,
+    Change,
+    Commit,
+    Decides,
+    RowWrite,
+    bound,
+    encode_result,
+    note,
+)
 from mindgrid.shards.errors import PreconditionFailed
 from mindgrid.shards.transactions import (
     Ask,
@@ -120,7 +129,7 @@ class Planner:
             case Ask(key):
                 return self._ask(key, now)
             case Forget(key):
-                return self._forget(key, now)
+                return self._forget(key)
 
     def _planned(self, commit: Commit, command: Command | None, result: Result | Reply) -> Planned:
         """Count the commit; those planned after it see what it does."""
@@ -149,7 +158,7 @@ class Planner:
         commit, own = self._command(decide.command, at)
         decided = Decided(at, whole(own, decide))
         participants = tuple(shard for shard, _ in decide.votes)
-        commit = replace(commit, decides=Decides(decide.key, decided, participants))
+        commit = replace(commit, decides=Decides(decide.key, at, decided, participants))
         if decide.command.transaction_id:
             assert decided.result is not None
             commit = replace(commit, result=encode_result(decided.result))
@@ -160,7 +169,7 @@ class Planner:
         if promise is None:
             return Planned(None, (), Resolved())
         if at is None:
-            return self._planned(replace(self._empty(promise.at), resolves=key), None, Resolved())
+            return self._planned(replace(self._empty(), resolves=key), None, Resolved())
         free = self._doubts.copy()
         free.settle(key)
         locked, self._doubts = self._doubts, free
@@ -173,16 +182,15 @@ class Planner:
         if known is not None:
             return Planned(None, (), known.decided)
         given_up = Decided(None, None)
-        commit = replace(self._empty(Instant(now - 1)), decides=Decides(key, given_up, ()))
+        commit = replace(self._empty(), decides=Decides(key, now, given_up, ()))
         return self._planned(commit, None, given_up)
 
-    def _forget(self, key: str, now: Instant) -> Planned:
+    def _forget(self, key: str) -> Planned:
         if key not in self._doubts.decisions:
             return Planned(None, (), Resolved())
-        return self._planned(replace(self._empty(Instant(now - 1)), forgets=key), None, Resolved())
+        return self._planned(replace(self._empty(), forgets=key), None, Resolved())
 
-    def _empty(self, at: Instant) -> Commit:
-        """Return a commit that touches no row; one of an instant before `now` takes none away."""
+    def _empty(self, at: Instant = NO_INSTANT) -> Commit:
         return Commit(self.next_seq, at, "", self.next_number, [], [], [], b"")
 
     # Commands

@@ -373,7 +373,7 @@ class LanceShard:
                 planned.append(plan)
             if planned:
                 # Who reads before the end of a promise waits for it anyway.
-                times = [one.at for one in _commits(planned) if not one.resolves]
+                times = [one.at for one in _commits(planned) if one.at and not one.resolves]
                 store.in_flight = Instant(min(times)) if times else None
         try:
             if planned:

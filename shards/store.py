@@ -121,10 +121,11 @@ class Store:
     def apply(self, commits: Sequence[Commit], vectors: Sequence[Vector]) -> None:
         """Make durable commits visible. The caller holds the lock."""
         for commit in commits:
-            if commit.at < self.rows.last_commit and commit.touches_rows:
-                self._late.append((commit.seq, commit.at))
             note(self.doubts, commit)
-            self.rows.apply(commit)
+            if commit.takes_place:
+                if commit.at < self.rows.last_commit:
+                    self._late.append((commit.seq, commit.at))
+                self.rows.apply(commit)
             for offset, row in enumerate(commit.rows):
                 number = commit.first_number + offset
                 self.tail_rows.append(StoredRow(number, commit.seq, commit.at, row))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import SearchStrategy
 from msgspec.structs import asdict, replace
 
 from mindgrid.shards.clock import Instant
@@ -19,6 +21,7 @@ from mindgrid.shards.driver import Found, SemanticShard
 from mindgrid.shards.errors import MindgridError
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.shard import LanceShard, Workers
+from mindgrid.shards.transactions import Prepare, Prepared, Reply, Request, Resolve, Resolved
 from mindgrid.shards.types import (
     Answer,
     Command,
@@ -39,10 +42,13 @@ from tests.support.histories import (
     Get,
     Maintain,
     Operation,
+    Promise,
     Reopen,
     Search,
+    Settle,
     Turn,
     histories,
+    promising_histories,
 )
 
 RAM = "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -73,7 +79,8 @@ class Pair:
         self.clock = TurnedClock()
         self.oracle = MemoryShard(CONFIG, self.clock)
         self._folder, self._workers, self._seen = folder, workers, seen
-        self._epoch = 0
+        self._epoch = self._keys = 0
+        self._promised: dict[int, tuple[str, Instant]] = {}
         self._latest = self._opened = self.clock.now()
         self.shard = self._open()
 
@@ -108,6 +115,31 @@ class Pair:
                 self._search(operation)
             case Get():
                 self._get(operation)
+            case Promise():
+                self._promise(operation)
+            case Settle():
+                self._settle(operation)
+
+    def _promise(self, promise: Promise) -> None:
+        if promise.slot in self._promised:
+            return
+        self._keys += 1
+        request = Prepare(f"key{self._keys}", 1, promise.command)
+        expected = reply(self.oracle, request)
+        assert reply(self.shard, request) == expected
+        self._seen["promises"] += isinstance(expected, Prepared)
+        if isinstance(expected, Prepared):
+            self._promised[promise.slot] = (request.key, expected.at)
+
+    def _settle(self, settle: Settle) -> None:
+        if settle.slot not in self._promised:
+            return
+        key, at = self._promised.pop(settle.slot)
+        decided = None if settle.after is None else Instant(at + settle.after)
+        request = Resolve(key, decided)
+        assert reply(self.shard, request) == reply(self.oracle, request) == Resolved()
+        self._latest = max(self._latest, decided or at)
+        self._seen["carried out" if decided else "given up"] += 1
 
     def _search(self, search: Search) -> None:
         selection = replace(
@@ -161,6 +193,13 @@ def outcome(shard: SemanticShard, command: Command) -> Result | str:
         return str(error)
 
 
+def reply(shard: SemanticShard, request: Request) -> Reply | str:
+    try:
+        return shard.transact(request).result()
+    except MindgridError as error:
+        return str(error)
+
+
 def view(answer: Answer) -> object:
     """Everything an answer shows, in a form that compares."""
     hits = [(h.id, np.float32(h.score).tobytes(), record_view(h.record)) for h in answer.hits]
@@ -178,12 +217,12 @@ def found_view(found: Found) -> object:
     return [record_view(record) for record in found.records], found.instant
 
 
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")
-def test_every_history_reads_like_the_oracle(workers: Workers) -> None:
+def run_all(kind: SearchStrategy[list[Operation]], workers: Workers, count: int) -> Counter[str]:
+    """Compare both drivers over `count` histories; return how often each path was taken."""
     seen: Counter[str] = Counter()
 
     @settings(
-        max_examples=60,
+        max_examples=count,
         deadline=None,
         database=None,
         # Shrinking reopens thousands of shards; run it by hand on a failure that is hard to read.
@@ -191,9 +230,9 @@ def test_every_history_reads_like_the_oracle(workers: Workers) -> None:
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(histories)
+    @given(kind)
     def run(history: list[Operation]) -> None:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(dir=RAM) as folder:
             pair = Pair(Path(folder) / "shard", workers, seen)
             try:
                 for operation in history:
@@ -203,8 +242,36 @@ def test_every_history_reads_like_the_oracle(workers: Workers) -> None:
                 pair.close()
 
     run()
-    for path in ("exact", "ivf", "fresh", "seals", "merges", "index_builds", "index_extends"):
+    return seen
+
+
+PATHS = ("exact", "ivf", "fresh", "seals", "merges", "index_builds", "index_extends")
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_every_history_reads_like_the_oracle(workers: Workers) -> None:
+    seen = run_all(histories, workers, 60)
+    for path in PATHS:
         assert seen[path] > 0, f"no history took the path {path}: {dict(seen)}"
     assert seen["operations"] >= 2_000
     # A hundred answers or so: what the index promises on average is measured in test_ivf.
     assert seen["found"] >= 0.9 * seen["wanted"]
+
+
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_promises_of_commits_over_several_shards_change_nothing_until_they_are_settled(
+    workers: Workers,
+) -> None:
+    seen = run_all(promising_histories, workers, 60)
+    for path in ("promises", "carried out", "given up", "seals", "merges"):
+        assert seen[path] > 0, f"no history took the path {path}: {dict(seen)}"
+
+
+@pytest.mark.soak
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_every_history_reads_like_the_oracle_for_twenty_minutes(workers: Workers) -> None:
+    until, seen = time.monotonic() + 1_200, Counter[str]()
+    while time.monotonic() < until:
+        seen += run_all(histories, workers, 200) + run_all(promising_histories, workers, 200)
+    for path in (*PATHS, "promises", "carried out", "given up"):
+        assert seen[path] > 0, f"no history took the path {path}: {dict(seen)}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.types import (
@@ -17,6 +18,7 @@ from mindgrid.shards.types import (
     PredicateOp,
     Query,
     Selection,
+    Supersession,
     Upsert,
     Vector,
     Want,
@@ -68,7 +70,25 @@ class Reopen:
     """Close the shard and open it from its folder."""
 
 
-Operation = Upsert | Delete | Expire | Search | Get | Turn | Maintain | Compact | Reopen
+@dataclass(frozen=True)
+class Promise:
+    """Prepare a commit over several shards, of which this one has a part."""
+
+    slot: int
+    command: Upsert | Expire
+
+
+@dataclass(frozen=True)
+class Settle:
+    """End a promise: carry it out so long after its proposal, or give it up."""
+
+    slot: int
+    after: int | None
+
+
+Operation = (
+    Promise | Settle | Upsert | Delete | Expire | Search | Get | Turn | Maintain | Compact | Reopen
+)
 
 _ids = st.sampled_from(IDS)
 _micros = st.integers(-_AROUND, _AROUND)
@@ -186,6 +206,18 @@ operations = st.one_of(
 )
 
 
+def _as_part(command: Upsert | Expire) -> Upsert | Expire:
+    """Return the command as a part of a commit whose transaction another shard remembers."""
+    if isinstance(command, Expire):
+        return replace(command, transaction_id="", ids=tuple(IDS[::3]))
+    supersessions = tuple(
+        Supersession(target, draft.valid_from, place)
+        for place, draft in enumerate(command.drafts)
+        for target in draft.supersedes[:1]
+    )
+    return replace(command, transaction_id="", supersessions=supersessions)
+
+
 def _bulk(seed: int) -> list[Operation]:
     """Return writes of every id, enough of them to be sealed, merged and indexed."""
     rng = np.random.default_rng(seed)
@@ -209,6 +241,21 @@ def _bulk(seed: int) -> list[Operation]:
     ]
 
 
+_promises = st.builds(
+    Promise, slot=st.integers(0, 1), command=_upserts.map(_as_part) | _expires.map(_as_part)
+)
+_settles = st.builds(
+    Settle, slot=st.integers(0, 1), after=st.none() | st.integers(0, 50_000) | st.just(0)
+)
+promising_histories = st.builds(
+    lambda seed, operations: [*_bulk(seed), *operations, Settle(0, 0), Settle(1, 0)],
+    seed=st.integers(0, 2**32 - 1),
+    operations=st.lists(
+        st.one_of(_promises, _settles, _settles, operations, operations, operations),
+        min_size=30,
+        max_size=90,
+    ),
+)
 histories = st.builds(
     lambda seed, operations: [*_bulk(seed), *operations],
     seed=st.integers(0, 2**32 - 1),
