@@ -13,7 +13,9 @@ from mindgrid.shards.errors import Unimplemented
 COMING = frozenset({"ollama", "openai"})
 """Providers that the configuration knows and a later release builds."""
 
-_NOT_PROVIDERS = frozenset({"cache", "coalescer", "protocol", "registry", "service", "serving"})
+_NOT_PROVIDERS = frozenset(
+    {"cache", "coalescer", "protocol", "refusals", "registry", "service", "serving"}
+)
 
 
 @functools.cache

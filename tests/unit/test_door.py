@@ -342,6 +342,7 @@ ERRORS: list[tuple[BaseException, int, int]] = [
     (errors.Unauthenticated("no token"), 401, 16),
     (errors.PermissionDenied("not yours"), 403, 7),
     (errors.TooLarge(2, 1), 413, 8),
+    (errors.TextRefused(3, "a text", "too long"), 400, 3),
     (errors.Exhausted("the queue", 3), 429, 8),
     (errors.Unavailable("shard 1", "no host"), 503, 14),
     (errors.DeadlineExceeded("the search", 2.0), 504, 4),
