@@ -12,7 +12,7 @@ own in `serving`. Nothing in this file knows Ray.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,6 +162,13 @@ class EmbedService:
         except BaseException:
             self._embedders.pop(spec, None)
             raise
+
+
+def check_here(specs: Iterable[EmbedderSpec]) -> None:
+    """Raise ConfigError for the first model that cannot work in this process."""
+    for spec in specs:
+        if sentence := registry.find(spec.space.provider).lacks(spec):
+            raise ConfigError(str(spec), sentence)
 
 
 async def build_here(spec: EmbedderSpec) -> Embedder:

@@ -289,7 +289,7 @@ PROVIDER = Provider(build=Lengths, model_default="len", options={"scale": "Multi
         'auth: {mode: "off"}\nnamespaces:\n- block: semantic\n  name: notes\n'
         "  embedder: {provider: lengths, dimensions: 2, options: {scale: 10}}\n"
     )
-    assert registry.names() == ("fake", "lengths", "local")
+    assert registry.names() == ("fake", "lengths", "local", "ollama", "openai")
     vectors = run(EmbedService(load(config).embeddings()).embed(NOTES, ["abc", "z"]))
     assert vectors.tolist() == [[30, 1], [10, 1]]
 
