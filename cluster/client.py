@@ -37,9 +37,11 @@ from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import (
     DeadlineExceeded,
     InDoubt,
+    InvalidRequest,
     Locked,
     Moved,
     NotFound,
+    TextRefused,
     Unavailable,
 )
 from mindgrid.shards.types import (
@@ -68,7 +70,7 @@ class Embeds(Protocol):
     """What turns texts into vectors of a namespace's space."""
 
     async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Return one float32 vector for each text, in order."""
+        """Return one float32 vector for each text, in order; TextRefused names a bad one."""
         ...
 
 
@@ -104,7 +106,7 @@ class Grid:
         key, route, deadline = await self._begin(namespace, deadline_s)
         query = check_query(query, route.spec.config.space, text)
         if text:
-            query = replace(query, vector=(await self._embed(key, [text], deadline))[0])
+            query = replace(query, vector=await self._query_vector(key, text, deadline))
         return await self._retried(
             deadline, lambda routes: self._search(routes.route(key), query, deadline)
         )
@@ -359,10 +361,24 @@ class Grid:
             return command
         drafts = list(command.drafts)
         texts = [drafts[index].content for index in missing]
-        vectors = await self._embed(key, texts, deadline)
+        try:
+            vectors = await self._embed(key, texts, deadline)
+        except TextRefused as error:
+            field = f"records[{missing[error.index]}].content"
+            raise InvalidRequest(field, error.problem) from None
         for index, vector in zip(missing, vectors, strict=True):
             drafts[index] = replace(drafts[index], vector=vector)
         return replace(command, drafts=tuple(drafts))
+
+    async def _query_vector(
+        self, key: NamespaceKey, text: str, deadline: Deadline
+    ) -> NDArray[np.float32]:
+        try:
+            vectors = await self._embed(key, [text], deadline)
+        except TextRefused as error:
+            raise InvalidRequest("query_text", error.problem) from None
+        vector: NDArray[np.float32] = vectors[0]
+        return vector
 
     async def _embed(
         self, key: NamespaceKey, texts: Sequence[str], deadline: Deadline

@@ -42,19 +42,24 @@ class TableEmbedders:
     def __init__(self, directory: Directory) -> None:
         """Take where the table comes from; it is fetched when a namespace is first met."""
         self._directory = directory
-        self._embeddings: dict[NamespaceKey, Embedding] = {}
+        self._known: frozenset[NamespaceKey] = frozenset()
         self._service = EmbedService({}, reach)
 
     async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> Vectors:
         """See `EmbedService.embed`."""
-        if namespace not in self._embeddings:
+        if namespace not in self._known:
             table = await self._directory.table(-1, "")
-            self._embeddings = {
+            embeddings = {
                 spec.key: Embedding(EmbedderSpec(spec.config.space, spec.embedder), spec.cache_size)
                 for spec in (holding.spec for holding in table.holdings)
             }
-            self._service = EmbedService(self._embeddings, reach)
+            self._service.learn(embeddings)
+            self._known = frozenset(embeddings)
         return await self._service.embed(namespace, texts)
+
+    async def close(self) -> None:
+        """See `EmbedService.close`."""
+        await self._service.close()
 
 
 class Handle:
@@ -71,7 +76,9 @@ class Handle:
             target=self._loop.run_forever, name="mindgrid-handle", daemon=True
         )
         self._thread.start()
-        self.grid = Grid(directory, embedders)
+        # Those that are given belong to whoever gives them.
+        self._own = TableEmbedders(directory) if embedders is None else None
+        self.grid = Grid(directory, embedders or self._own)
 
     def search(
         self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None
@@ -130,6 +137,8 @@ class Handle:
         if self._loop.is_closed():
             return
         self._wait(self.grid.close())
+        if self._own is not None:
+            self._wait(self._own.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -167,4 +176,4 @@ def connect(
     """
     join(address, ray_namespace, storage)
     directory = RayDirectory(ray_namespace, storage)
-    return Handle(directory, embedders or TableEmbedders(directory))
+    return Handle(directory, embedders)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from mindgrid.cluster.embedders.service import check_here
 from mindgrid.cluster.settings import Settings, load
 from mindgrid.shards.errors import MindgridError
 
@@ -41,6 +42,9 @@ def serve(
 
     with _for_people():
         settings = load(config)
+        if address is None:
+            # Of a cluster of others, this process does not know the environment.
+            check_here(embedding.spec for embedding in settings.embeddings().values())
         _warn_of_no_tokens(settings)
         options = ServerOptions(
             storage=settings.grid_spec().storage,

@@ -9,6 +9,7 @@ MindgridError
 │   ├── Unauthenticated        no credential, or one that does not verify
 │   ├── PermissionDenied       a credential that does not cover the call
 │   ├── TooLarge               the body is over the limit
+│   ├── TextRefused            the embedding model does not take a text: says which and why
 │   └── Exhausted              a queue or a rate is full: slow down
 ├── RetryError                 the same request may succeed later
 │   ├── Unavailable            a shard, host or embedder does not answer: names it and why
@@ -133,6 +134,24 @@ class TooLarge(CallerError):
         )
 
 
+class TextRefused(CallerError):
+    """The embedding model does not take a text: the one at `index` of those it was given."""
+
+    def __init__(self, index: int, text: str, reason: str) -> None:
+        super().__init__(index, text, reason)
+        self.index = index
+        self.text = text
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"text {self.index}: {self.problem}"
+
+    @property
+    def problem(self) -> str:
+        """The same without the index, for a caller who knows the text by another name."""
+        return f"the text {_beginning(self.text)} is refused: {self.reason}"
+
+
 class Exhausted(CallerError):
     """A bounded queue is full."""
 
@@ -146,12 +165,16 @@ class Exhausted(CallerError):
 
 
 class Unavailable(RetryError):
-    """A part does not answer now; `what` names it, `reason` says why."""
+    """A part does not answer now; `what` names it, `reason` says why.
 
-    def __init__(self, what: str, reason: str) -> None:
-        super().__init__(what, reason)
+    `retry_after_s` is how long it asks to be left alone; 0 where it does not say.
+    """
+
+    def __init__(self, what: str, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(what, reason, retry_after_s)
         self.what = what
         self.reason = reason
+        self.retry_after_s = retry_after_s
 
     def __str__(self) -> str:
         return f"{self.what} is unavailable: {self.reason}"
@@ -265,6 +288,14 @@ class ConfigError(OperatorError):
 
     def __str__(self) -> str:
         return f"{self.where}: {self.problem}" if self.where else self.problem
+
+
+_BEGINNING_CHARS = 64
+
+
+def _beginning(text: str) -> str:
+    """Return the text in quotes, a long one by its beginning."""
+    return repr(text) if len(text) <= _BEGINNING_CHARS else f"{text[:_BEGINNING_CHARS]!r}…"
 
 
 def _leaves(root: type[MindgridError]) -> dict[str, type[MindgridError]]:

@@ -37,6 +37,7 @@ _CODES: dict[type[errors.MindgridError], int] = {
     errors.Unauthenticated: 16,
     errors.PermissionDenied: 7,
     errors.TooLarge: 8,
+    errors.TextRefused: 3,
     errors.Exhausted: 8,
     errors.Unavailable: 14,
     errors.DeadlineExceeded: 4,

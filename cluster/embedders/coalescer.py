@@ -81,6 +81,10 @@ class Coalescer:
         finally:
             self._drop(job)
 
+    async def close(self) -> None:
+        """Close the model behind."""
+        await self._model.close()
+
     def _drop(self, job: _Job) -> None:
         """Forget the texts that nobody waits for any more."""
         self._waiting -= len(job.left)

@@ -29,6 +29,9 @@ class Fake:
             row[:] = fake_vector(text, self.space.dimensions)
         return out
 
+    async def close(self) -> None:
+        """Do nothing."""
+
 
 def fake_vector(text: str, dimensions: int) -> Vector:
     """Return the text's vector, of length 1.

@@ -75,6 +75,10 @@ class Local:
         """Return one vector of length 1 for each text, in order."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, texts)
 
+    async def close(self) -> None:
+        """End the thread once it has nothing to do."""
+        self._thread.shutdown(wait=False)
+
     def _embed(self, texts: Sequence[str]) -> Vectors:
         out = np.empty((len(texts), self.space.dimensions), np.float32)
         encoded = self._tokenizer.encode_batch([text[:_TEXT_CHARS] for text in texts])
@@ -194,6 +198,6 @@ PROVIDER = Provider(
     build=Local,
     own_process=True,
     model_default=MODEL,
-    limits=Limits(batch_texts=64, text_chars=_TEXT_CHARS),
+    limits=lambda spec: Limits(batch_texts=64, text_chars=_TEXT_CHARS),
     problem=_problem,
 )

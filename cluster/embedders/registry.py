@@ -10,10 +10,18 @@ from mindgrid.cluster import embedders
 from mindgrid.cluster.embedders.protocol import Provider
 from mindgrid.shards.errors import Unimplemented
 
-COMING = frozenset({"ollama", "openai"})
-"""Providers that the configuration knows and a later release builds."""
-
-_NOT_PROVIDERS = frozenset({"cache", "coalescer", "protocol", "registry", "service", "serving"})
+_NOT_PROVIDERS = frozenset(
+    {
+        "cache",
+        "coalescer",
+        "model_server",
+        "protocol",
+        "refusals",
+        "registry",
+        "service",
+        "serving",
+    }
+)
 
 
 @functools.cache
@@ -33,8 +41,3 @@ def find(name: str) -> Provider:
     provider = importlib.import_module(f"{embedders.__name__}.{name}").PROVIDER
     assert isinstance(provider, Provider), f"{name}.py must set PROVIDER"
     return provider
-
-
-def model_default(name: str) -> str:
-    """Return the model a provider uses where none is written; empty if one must be."""
-    return find(name).model_default if name in names() else ""

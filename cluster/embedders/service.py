@@ -2,6 +2,9 @@
 
     embed(namespace, texts) ─► cut ─► cache ─► calls within the limits ─► embedder ─► check
 
+This is the one place that tries again: adapters ask once. What is Unavailable may answer later;
+what is wrong, refused or slow is not asked for a second time.
+
 Where an embedder runs is decided by `reach`: in this process here, in a Serve deployment of its
 own in `serving`. Nothing in this file knows Ray.
 """
@@ -9,56 +12,102 @@ own in `serving`. Nothing in this file knows Ray.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 from tenacity.wait import wait_exponential_jitter
 
-from mindgrid.cluster.embedders import registry
+from mindgrid.cluster.embedders import refusals, registry
 from mindgrid.cluster.embedders.cache import EmbeddingCache
 from mindgrid.cluster.embedders.coalescer import Coalescer, timed_out
 from mindgrid.cluster.embedders.protocol import Embedder, EmbedderSpec, Embedding, Limits, Vectors
 from mindgrid.cluster.spec import NamespaceKey
-from mindgrid.shards.errors import ConfigError, NotFound, Unavailable
-
-# Serve's replicas take at most 4 MiB in a message (RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH), and
-# gRPC clients as much by default; half of it leaves room for the envelope.
-CALL_BYTES_MAX = 2 * 2**20
+from mindgrid.shards.errors import (
+    ConfigError,
+    InvalidRequest,
+    NotFound,
+    TextRefused,
+    Unavailable,
+)
 
 # Enough for two replicas with one call under way and one waiting each.
 _CALLS_AT_ONCE = 4
-_ATTEMPTS = 3
+
+# A text that every model takes.
+_PROBE = "text"
 
 Reach = Callable[[EmbedderSpec], Awaitable[Embedder]]
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often one call is made, and the pauses between: exponential with jitter.
+
+    A provider that asks to be left alone is, for up to `most_s`; one that asks for longer is given
+    up at once, since it would refuse every attempt before.
+    """
+
+    attempts: int = 4
+    first_s: float = 0.2
+    most_s: float = 10.0
 
 
 class EmbedService:
     """The embedders of all namespaces. Belongs to the event loop it is first used in."""
 
     def __init__(
-        self, namespaces: Mapping[NamespaceKey, Embedding], reach: Reach | None = None
+        self,
+        namespaces: Mapping[NamespaceKey, Embedding],
+        reach: Reach | None = None,
+        retries: Retries | None = None,
     ) -> None:
         """Take how each namespace embeds, and how an embedder is reached (default: built here)."""
         self._reach = reach or build_here
+        self._retries = retries or Retries()
         self._embedders: dict[EmbedderSpec, asyncio.Task[Embedder]] = {}
-        self._caches = {
-            key: EmbeddingCache(one.spec.space, one.cache_size, self._computing(one.spec))
-            for key, one in namespaces.items()
-        }
-        self._specs = {key: one.spec for key, one in namespaces.items()}
+        self._answered: set[EmbedderSpec] = set()
+        self._embeddings: dict[NamespaceKey, Embedding] = {}
+        self._caches: dict[NamespaceKey, EmbeddingCache] = {}
+        self.learn(namespaces)
+
+    def learn(self, namespaces: Mapping[NamespaceKey, Embedding]) -> None:
+        """Add namespaces; those that embed as before keep their caches."""
+        for key, one in namespaces.items():
+            if self._embeddings.get(key) != one:
+                self._embeddings[key] = one
+                self._caches[key] = EmbeddingCache(
+                    one.spec.space, one.cache_size, self._computing(one.spec)
+                )
 
     async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> Vectors:
         """Return one vector of the namespace's space for each text, in order.
 
-        Fails with NotFound, with Unimplemented for a provider of a later release, with Unavailable
-        naming provider and model, or with ConfigError where the operator must act.
+        Fails with NotFound, with Unimplemented for a provider of a later release, with TextRefused
+        naming a text that the model does not take, with Unavailable naming provider and model, or
+        with ConfigError where the operator must act.
         """
         cache = self._caches.get(namespace)
         if cache is None:
             raise NotFound("namespace", str(namespace))
-        cut = _limits(self._specs[namespace]).text_chars or None
-        return await cache.embed([text[:cut] for text in texts])
+        cut = _limits(self._embeddings[namespace].spec).text_chars or None
+        wanted = [text[:cut] for text in texts]
+        try:
+            return await cache.embed(wanted)
+        except TextRefused as error:
+            # Its index is that among the texts of one call.
+            refused = TextRefused(wanted.index(error.text), error.text, error.reason)
+        raise refused
+
+    async def close(self) -> None:
+        """Close the embedders that were reached; nothing may be asked any more."""
+        embedders, self._embedders = self._embedders, {}
+        for task in embedders.values():
+            task.cancel()
+        for reached in await asyncio.gather(*embedders.values(), return_exceptions=True):
+            if not isinstance(reached, BaseException):
+                await reached.close()
 
     def cache_counts(self) -> dict[NamespaceKey, tuple[int, int]]:
         """Return each namespace's cache hits and misses since the start."""
@@ -77,7 +126,7 @@ class EmbedService:
 
         async def call(part: list[str]) -> Vectors:
             async with gate:
-                return await _call(spec, embedder, part)
+                return await self._ask(spec, embedder, part)
 
         calls = [asyncio.ensure_future(call(part)) for part in split(texts, spec)]
         try:
@@ -86,6 +135,19 @@ class EmbedService:
         finally:
             for one in calls:
                 one.cancel()
+
+    async def _ask(self, spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vectors:
+        async def call(part: list[str]) -> Vectors:
+            vectors = await _call(spec, embedder, part, self._retries)
+            self._answered.add(spec)
+            return vectors
+
+        try:
+            return await refusals.embed(call, texts)
+        except TextRefused:
+            if spec not in self._answered:
+                await _probe(spec, call)
+            raise
 
     async def _embedder(self, spec: EmbedderSpec) -> Embedder:
         """Return the embedder of a spec, reached once; a failure is tried anew next time."""
@@ -98,8 +160,15 @@ class EmbedService:
         try:
             return await self._reach(spec)
         except BaseException:
-            del self._embedders[spec]
+            self._embedders.pop(spec, None)
             raise
+
+
+def check_here(specs: Iterable[EmbedderSpec]) -> None:
+    """Raise ConfigError for the first model that cannot work in this process."""
+    for spec in specs:
+        if sentence := registry.find(spec.space.provider).lacks(spec):
+            raise ConfigError(str(spec), sentence)
 
 
 async def build_here(spec: EmbedderSpec) -> Embedder:
@@ -117,13 +186,15 @@ def build(spec: EmbedderSpec) -> Embedder:
 
 def split(texts: Sequence[str], spec: EmbedderSpec) -> list[list[str]]:
     """Return the texts in parts that fit into one call, in order."""
-    answer_rows = max(1, CALL_BYTES_MAX // (4 * spec.space.dimensions))
-    count_max = min(_limits(spec).batch_texts, answer_rows)
+    limits = _limits(spec)
+    answer_rows = max(1, limits.call_bytes // (4 * spec.space.dimensions))
+    count_max = min(limits.batch_texts, answer_rows)
+    bytes_max = min(limits.call_bytes, limits.batch_tokens or limits.call_bytes)
     parts: list[list[str]] = []
     size = 0
     for text in texts:
         bytes_here = len(text.encode())
-        if not parts or len(parts[-1]) == count_max or size + bytes_here > CALL_BYTES_MAX:
+        if not parts or len(parts[-1]) == count_max or size + bytes_here > bytes_max:
             parts.append([])
             size = 0
         parts[-1].append(text)
@@ -132,15 +203,32 @@ def split(texts: Sequence[str], spec: EmbedderSpec) -> list[list[str]]:
 
 
 def _limits(spec: EmbedderSpec) -> Limits:
-    provider = spec.space.provider
-    return registry.find(provider).limits if provider in registry.names() else Limits()
+    return registry.find(spec.space.provider).limits(spec)
 
 
-async def _call(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vectors:
+async def _probe(spec: EmbedderSpec, call: refusals.Call) -> None:
+    """Raise ConfigError if the model refuses whatever it is asked: then no caller is to blame."""
+    try:
+        await call([_PROBE])
+    except InvalidRequest as refused:
+        problem = f"it refuses every text: {refused.problem}"
+    else:
+        return
+    raise ConfigError(str(spec), problem)
+
+
+async def _call(
+    spec: EmbedderSpec, embedder: Embedder, texts: list[str], retries: Retries
+) -> Vectors:
     """Embed one part; what is unavailable is tried again, what is wrong or slow is not."""
+    back_off = wait_exponential_jitter(
+        multiplier=retries.first_s, jitter=retries.first_s, max=retries.most_s
+    )
     retrying = AsyncRetrying(
-        stop=stop_after_attempt(_ATTEMPTS),
-        wait=wait_exponential_jitter(multiplier=0.1, jitter=0.1, max=2.0),
+        stop=lambda state: (
+            state.attempt_number >= retries.attempts or _asked(state) > retries.most_s
+        ),
+        wait=lambda state: max(back_off(state), _asked(state)),
         retry=retry_if_exception_type(Unavailable),
         reraise=True,
     )
@@ -148,6 +236,12 @@ async def _call(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vec
         return await retrying(_timed, spec, embedder, texts)
     except TimeoutError:
         raise timed_out(spec.space, spec.options.timeout_s) from None
+
+
+def _asked(state: RetryCallState) -> float:
+    """Return how long a provider that just failed asked to be left alone, in seconds."""
+    error = state.outcome.exception() if state.outcome is not None else None
+    return error.retry_after_s if isinstance(error, Unavailable) else 0.0
 
 
 async def _timed(spec: EmbedderSpec, embedder: Embedder, texts: list[str]) -> Vectors:

@@ -78,8 +78,7 @@ async def reach(spec: EmbedderSpec) -> Embedder:
 
 
 def _has_own_process(spec: EmbedderSpec) -> bool:
-    provider = spec.space.provider
-    return provider in registry.names() and registry.find(provider).own_process
+    return registry.find(spec.space.provider).own_process
 
 
 class EmbedServer:
@@ -133,3 +132,6 @@ class Remote:
         if not isinstance(reply, bytes):
             raise unpack(*reply)
         return np.frombuffer(reply, "<f4").reshape(len(texts), -1)
+
+    async def close(self) -> None:
+        """Do nothing: the model belongs to the server."""

@@ -193,7 +193,8 @@ class Options(BaseModel):
     )
     base_url: Annotated[str, StringConstraints(max_length=2048)] = Field(
         default="",
-        description="Address of the model's server, without credentials.",
+        description="Address of the model's server, without credentials; empty for the "
+        "provider's own.",
         examples=["http://localhost:11434"],
     )
     api_key_env: Annotated[str, StringConstraints(max_length=256)] = Field(
@@ -239,8 +240,8 @@ class Embedder(Section):
     """The model that turns a namespace's text into vectors."""
 
     provider: Text = Field(
-        description="`local` (a model in this cluster), `fake` (for tests); `openai` and `ollama` "
-        "load, and embed from a later release on.",
+        description="`local` (a model in this cluster), `openai` (OpenAI or a server that speaks "
+        "like it), `ollama` (a server of Ollama), `fake` (for tests).",
         examples=["local"],
     )
     model: Annotated[str, StringConstraints(max_length=256)] = Field(
@@ -546,7 +547,7 @@ class Settings(BaseSettings):
 def embedder_spec(embedder: Embedder) -> EmbedderSpec:
     """Return the model and how it is reached, as the embedders take it."""
     options = embedder.options
-    model = embedder.model or registry.model_default(embedder.provider)
+    model = embedder.model or registry.find(embedder.provider).model_default
     return EmbedderSpec(
         space=Space(embedder.provider, model, embedder.revision, embedder.dimensions),
         options=EmbedderOptions(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from mindgrid.cluster.embedders import registry
 from mindgrid.cluster.settings.load import section_of
 from mindgrid.cluster.settings.model import Settings
 from mindgrid.cluster.settings.quantities import byte_count, bytes_text, duration_text, seconds
@@ -32,13 +33,28 @@ a sentence on what to write instead.
 """
 
 
+_PROVIDERS = """
+## Options of one provider
+
+Under `namespaces[].embedder.options`, beside those above.
+
+| provider | option | what it does |
+|---|---|---|
+"""
+
+
 def page() -> str:
     """Return the reference as Markdown."""
     rows = [
         f"| `{path}` | {_default(field)} | {_bounds(field)} | {_sentence(field)} |"
         for path, field in each_setting()
     ]
-    return _HEAD + "\n".join(rows) + "\n"
+    options = [
+        f"| `{provider}` | `{name}` | {sentence} |"
+        for provider in registry.names()
+        for name, sentence in registry.find(provider).options.items()
+    ]
+    return _HEAD + "\n".join(rows) + "\n" + _PROVIDERS + "\n".join(options) + "\n"
 
 
 def each_setting(

@@ -125,17 +125,15 @@ def _namespace(space: Namespace, backends: list[str]) -> Iterator[Problem]:
 
 
 def _embedder(embedder: Embedder) -> Iterator[Problem]:
-    known = sorted({*registry.names(), *registry.COMING})
+    known = registry.names()
     if embedder.provider not in known:
         near = difflib.get_close_matches(embedder.provider, known, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         yield ("provider",), f"is not known; {hint}There are: {', '.join(known)}"
         return
-    if not embedder.model and not registry.model_default(embedder.provider):
-        yield ("model",), f"is missing; name a model of {embedder.provider}"
-    if embedder.provider not in registry.names():
-        return  # Built later: what it will accept is not known here.
     provider = registry.find(embedder.provider)
+    if not embedder.model and not provider.model_default:
+        yield ("model",), f"is missing; name a model of {embedder.provider}"
     for name in embedder.options.more():
         if name not in provider.options:
             yield (

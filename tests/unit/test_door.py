@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-import httpx
+import httpx2
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -139,23 +139,23 @@ def _ask(
     path: str,
     content: bytes | AsyncIterator[bytes] = b"",
     headers: dict[str, str] | None = None,
-) -> httpx.Response:
-    async def ask() -> httpx.Response:
+) -> httpx2.Response:
+    async def ask() -> httpx2.Response:
         # Whatever the application raises would surface here: nothing may.
-        transport = httpx.ASGITransport(app=door, raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        transport = httpx2.ASGITransport(app=door, raise_app_exceptions=True)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://door") as client:
             sent = {"content-type": "application/json"} if headers is None else headers
             return await client.request(method, path, content=content, headers=sent)
 
     return _run(ask())
 
 
-def _post(door: Door, verb: str, body: object) -> httpx.Response:
+def _post(door: Door, verb: str, body: object) -> httpx2.Response:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return _ask(door, "POST", f"{SEMANTIC}/{verb}", content)
 
 
-def _refused(answer: httpx.Response, http: int, code: int) -> str:
+def _refused(answer: httpx2.Response, http: int, code: int) -> str:
     assert answer.status_code == http, answer.text
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
@@ -342,6 +342,7 @@ ERRORS: list[tuple[BaseException, int, int]] = [
     (errors.Unauthenticated("no token"), 401, 16),
     (errors.PermissionDenied("not yours"), 403, 7),
     (errors.TooLarge(2, 1), 413, 8),
+    (errors.TextRefused(3, "a text", "too long"), 400, 3),
     (errors.Exhausted("the queue", 3), 429, 8),
     (errors.Unavailable("shard 1", "no host"), 503, 14),
     (errors.DeadlineExceeded("the search", 2.0), 504, 4),

@@ -23,13 +23,14 @@ from mindgrid.cluster.embedders import local, registry
 from mindgrid.cluster.embedders.coalescer import BATCH_TEXTS, Coalescer
 from mindgrid.cluster.embedders.fake import fake_vector
 from mindgrid.cluster.embedders.protocol import (
+    CALL_BYTES_MAX,
     Embedder,
     EmbedderOptions,
     EmbedderSpec,
     Embedding,
     Vectors,
 )
-from mindgrid.cluster.embedders.service import CALL_BYTES_MAX, EmbedService, build, split
+from mindgrid.cluster.embedders.service import EmbedService, Retries, build, split
 from mindgrid.cluster.settings import load
 from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.shards.errors import (
@@ -42,6 +43,7 @@ from mindgrid.shards.errors import (
 from mindgrid.shards.types import Space
 
 T = TypeVar("T")
+QUICK = Retries(attempts=3, first_s=0.001)
 NOTES = NamespaceKey("semantic", "notes")
 FAKE = EmbedderSpec(Space("fake", "fake", "", 4))
 LOCAL = EmbedderSpec(Space("local", "all-MiniLM-L6-v2", "", 384))
@@ -57,7 +59,7 @@ def service(spec: EmbedderSpec, embedder: Embedder | None = None) -> EmbedServic
         return embedder
 
     namespaces = {NOTES: Embedding(spec, cache_size=-1)}
-    return EmbedService(namespaces, given if embedder else None)
+    return EmbedService(namespaces, given if embedder else None, QUICK)
 
 
 class Model:
@@ -77,6 +79,9 @@ class Model:
         if isinstance(answer, Exception):
             raise answer
         return answer
+
+    async def close(self) -> None:
+        pass
 
 
 # The fake embedder
@@ -284,14 +289,14 @@ PROVIDER = Provider(build=Lengths, model_default="len", options={"scale": "Multi
         'auth: {mode: "off"}\nnamespaces:\n- block: semantic\n  name: notes\n'
         "  embedder: {provider: lengths, dimensions: 2, options: {scale: 10}}\n"
     )
-    assert registry.names() == ("fake", "lengths", "local")
+    assert registry.names() == ("fake", "lengths", "local", "ollama", "openai")
     vectors = run(EmbedService(load(config).embeddings()).embed(NOTES, ["abc", "z"]))
     assert vectors.tolist() == [[30, 1], [10, 1]]
 
 
-def test_a_provider_of_a_later_release_loads_and_says_so_when_it_must_embed() -> None:
-    spec = EmbedderSpec(Space("openai", "text-embedding-3-small", "", 1536))
-    with pytest.raises(Unimplemented, match="'openai' is not part of this release"):
+def test_a_provider_of_a_later_release_says_so_when_it_must_embed() -> None:
+    spec = EmbedderSpec(Space("voyage", "voyage-4", "", 1024))
+    with pytest.raises(Unimplemented, match="'voyage' is not part of this release"):
         run(service(spec).embed(NOTES, ["a"]))
 
 
@@ -514,3 +519,52 @@ def test_the_local_model_is_queued_and_cut_before_it_travels() -> None:
 
     run(work())
     assert isinstance(build(LOCAL), Coalescer)
+
+
+def test_embedding_other_namespaces_too_keeps_what_is_cached_and_reached() -> None:
+    async def work() -> None:
+        model = Model()
+
+        async def reach(spec: EmbedderSpec) -> Embedder:
+            return model
+
+        other = NamespaceKey("semantic", "other")
+        service = EmbedService({NOTES: Embedding(FAKE)}, reach)
+        await service.embed(NOTES, ["a"])
+        service.learn({NOTES: Embedding(FAKE), other: Embedding(FAKE)})
+        await service.embed(NOTES, ["a"])
+        await service.embed(other, ["b"])
+        assert model.calls == [["a"], ["b"]]
+        service.learn({NOTES: Embedding(EmbedderSpec(Space("fake", "fake", "2", 4)))})
+        await service.embed(NOTES, ["a"])
+        assert model.calls == [["a"], ["b"], ["a"]]
+
+    run(work())
+
+
+def test_closing_closes_every_embedder_once_and_gives_up_those_not_reached_yet() -> None:
+    async def work() -> None:
+        closed: list[str] = []
+
+        class Closing(Model):
+            async def close(self) -> None:
+                closed.append(self.space.revision)
+
+        async def reach(spec: EmbedderSpec) -> Embedder:
+            if spec.space.revision == "slow":
+                await asyncio.sleep(60)
+            return Closing(space=spec.space)
+
+        specs = {name: EmbedderSpec(Space("fake", "fake", name, 4)) for name in ("1", "2", "slow")}
+        keys = {name: NamespaceKey("semantic", name) for name in specs}
+        service = EmbedService({keys[name]: Embedding(spec) for name, spec in specs.items()}, reach)
+        await asyncio.gather(service.embed(keys["1"], ["a"]), service.embed(keys["2"], ["a"]))
+        waiting = asyncio.create_task(service.embed(keys["slow"], ["a"]))
+        await asyncio.sleep(0.01)
+        await service.close()
+        await service.close()
+        assert sorted(closed) == ["1", "2"]
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    run(work())

@@ -104,6 +104,15 @@ def test_the_specifications_example_loads_unchanged_with_a_lance_backend(files: 
     assert embedder.options.api_key_env == "OPENAI_API_KEY"
 
 
+def test_a_providers_own_options_load_as_they_are_written(files: Files) -> None:
+    options = "{base_url: 'http://localhost:8080', send_dimensions: yes, batch_texts: 32}"
+    embedder = f"{{provider: openai, model: m, dimensions: 8, options: {options}}}"
+    settings = files.load(SMALL.replace("{provider: fake, dimensions: 8}", embedder))
+    (embedding,) = settings.embeddings().values()
+    assert embedding.spec.flag("send_dimensions", False) is True
+    assert embedding.spec.count("batch_texts", 2048) == 32
+
+
 def test_everything_but_auth_and_namespaces_has_a_default(files: Files) -> None:
     settings = files.load(SMALL)
     assert (settings.server.host, settings.server.http.port) == ("127.0.0.1", 8080)
@@ -304,6 +313,39 @@ def test_a_semantic_namespace_needs_an_embedder(files: Files) -> None:
         ("{provider: opnai, dimensions: 8}", "did you mean openai?"),
         ("{provider: protocol, dimensions: 8}", "provider is not known"),
         ("{provider: openai, dimensions: 8}", "model is missing; name a model of openai"),
+        ("{provider: ollama, dimensions: 8}", "model is missing; name a model of ollama"),
+        (
+            "{provider: openai, model: text-embedding-3-small, dimensions: 3072}",
+            "has dimensions 3072, but text-embedding-3-small has 1536; write that",
+        ),
+        (
+            "{provider: openai, model: text-embedding-ada-002, dimensions: 512}",
+            "has dimensions 512, but text-embedding-ada-002 has 1536; write that",
+        ),
+        (
+            "{provider: openai, model: m, dimensions: 8, options: {batch_text: 2}}",
+            "did you mean batch_texts?",
+        ),
+        (
+            "{provider: openai, model: m, dimensions: 8, options: {batch_texts: 0}}",
+            "needs a whole number above 0 in options.batch_texts",
+        ),
+        (
+            "{provider: ollama, model: m, dimensions: 8, options: {batch_tokens: 1.5}}",
+            "needs a whole number above 0 in options.batch_tokens",
+        ),
+        (
+            "{provider: ollama, model: m, dimensions: 8, options: {truncate: 1}}",
+            "needs true or false in options.truncate",
+        ),
+        *(
+            (
+                f"{{provider: {name}, model: m, dimensions: 8, options: {{base_url: '{url}'}}}}",
+                "has no address of a server in options.base_url",
+            )
+            for name in ("ollama", "openai")
+            for url in ("http://h:x", "http://h:0", "http://h:99999", "http://300.0.0.1")
+        ),
         ("{provider: local, dimensions: 8}", "all-MiniLM-L6-v2 has 384"),
         ("{provider: local, model: bge, dimensions: 384}", "let options.path name a folder"),
         ("{provider: fake, dimensions: 8, options: {tiemout: 3s}}", "did you mean timeout?"),
