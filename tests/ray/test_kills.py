@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +35,9 @@ BODY_BYTES_MAX = 1 << 20
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
     started = KillableServer(
-        tmp_path_factory.mktemp("server"), {"kept": 2, "damaged": 2, "refused": 1}
+        tmp_path_factory.mktemp("server"),
+        {"kept": 2, "damaged": 2, "refused": 1, "facts": 5},
+        hosts=2,
     )
     try:
         started.start()
@@ -255,6 +257,93 @@ def kill_of_the_head(server: KillableServer, name: str) -> None:
     eventually(server.is_ready)
 
 
+class Revisers:
+    """Threads that replace a fact by the next one, in another shard, beside threads that read.
+
+    A reader must always find exactly one fact of a chain: never the new one beside the old one it
+    supersedes, and never neither.
+    """
+
+    def __init__(self, server: KillableServer, name: str) -> None:
+        self._server = server
+        self._name = name
+        self._stop = threading.Event()
+        self.revised = [0] * WRITERS
+        self.reads = self.refused = 0
+
+    def run(self, seconds: float, kills: Sequence[Callable[[KillableServer], None]]) -> None:
+        """Write and read, and kill by turns in the midst of it."""
+        with ThreadPoolExecutor(2 * WRITERS) as pool:
+            for chain in range(WRITERS):
+                self._revise(chain, 0)
+            running = [pool.submit(self._write, chain) for chain in range(WRITERS)]
+            running += [pool.submit(self._read, chain) for chain in range(WRITERS)]
+            try:
+                for kill in kills:
+                    time.sleep(seconds / (len(kills) + 1))
+                    kill(self._server)
+                time.sleep(seconds / (len(kills) + 1))
+                wanted = [done + 3 for done in self.revised]
+                eventually(lambda: all(d >= w for d, w in zip(self.revised, wanted, strict=True)))
+            finally:
+                self._stop.set()
+            for one in running:
+                one.result()
+        for chain in range(WRITERS):
+            assert self._facts(chain) == [self._fact(chain, self.revised[chain])]
+        print(f"{sum(self.revised)} revisions, {self.reads} reads; refused: {self.refused}")
+
+    def _fact(self, chain: int, number: int) -> str:
+        return f"{self._name}-{chain}-{number}"
+
+    def _revise(self, chain: int, number: int) -> None:
+        fact = {
+            "id": self._fact(chain, number),
+            "content": "a fact",
+            "metadata": {"chain": f"{self._name}-{chain}"},
+            "supersedes": [self._fact(chain, number - 1)] if number else [],
+            "ifVersion": 0,
+        }
+        body: Json = {"records": [fact], "transactionId": self._fact(chain, number)}
+        while True:
+            try:
+                answer = self._server.call("Upsert", body, "facts")
+            except (OSError, http.client.HTTPException, Refused) as error:
+                self._note(error)
+            else:
+                assert answer["versions"] == ["1"]
+                self.revised[chain] = number
+                return
+
+    def _write(self, chain: int) -> None:
+        while not self._stop.is_set():
+            self._revise(chain, self.revised[chain] + 1)
+
+    def _read(self, chain: int) -> None:
+        while not self._stop.is_set():
+            at_least = self.revised[chain]
+            try:
+                facts = self._facts(chain)
+            except (OSError, http.client.HTTPException, Refused) as error:
+                self._note(error)
+                continue
+            self.reads += 1
+            assert len(facts) == 1, f"chain {chain} shows {facts}"
+            assert int(facts[0].rsplit("-", 1)[1]) >= at_least, f"{facts} after {at_least}"
+
+    def _facts(self, chain: int) -> list[str]:
+        wanted = {"queryText": "a fact", "filter": {"chain": f"{self._name}-{chain}"}}
+        found = self._server.call("Search", {**wanted, "topK": 10, "idsOnly": True}, "facts")
+        return [hit["record"]["id"] for hit in found.get("hits", [])]
+
+    def _note(self, error: Exception) -> None:
+        """Count what no answer was; one that says anything but to try again is a failure."""
+        if isinstance(error, Refused) and error.code not in (4, 14):
+            raise error
+        self.refused += 1
+        time.sleep(0.05)
+
+
 KILLS = {
     "host": (kill_host, kill_host),
     "coordinator": (kill_coordinator, kill_coordinator),
@@ -282,6 +371,18 @@ def test_writers_under_a_kill_lose_nothing_and_write_nothing_twice(
     server: KillableServer, what: str
 ) -> None:
     survive(server, what, ROUNDS)
+
+
+def test_no_reader_sees_a_fact_beside_the_one_it_supersedes_nor_neither(
+    server: KillableServer,
+) -> None:
+    Revisers(server, "quick").run(6, [kill_host, kill_coordinator])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_no_reader_sees_both_or_neither_for_a_minute_of_kills(server: KillableServer) -> None:
+    Revisers(server, "long").run(60, [kill_host, kill_coordinator] * 4)
 
 
 def test_a_server_killed_whole_loses_nothing_and_names_the_shard_that_was_damaged_meanwhile(

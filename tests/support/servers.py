@@ -33,7 +33,7 @@ auth: {{mode: "off"}}
 backends: [{{name: main, driver: lance}}]
 engine:
   {{seal_rows: 48, seal_after: 1s, exact_rows_max: 64, index_rows_min: 128, merge_fanout: 3}}
-cluster: {{hosts: 1, silence_max: 5s}}
+cluster: {{hosts: {hosts}, silence_max: 5s}}
 namespaces:
 """
 _NAMESPACE = """\
@@ -59,14 +59,14 @@ class Refused(Exception):
 class KillableServer:
     """`mindgrid serve` on free ports and a storage folder of its own."""
 
-    def __init__(self, folder: Path, namespaces: dict[str, int]) -> None:
+    def __init__(self, folder: Path, namespaces: dict[str, int], hosts: int = 1) -> None:
         """Write the configuration: namespaces with their number of shards. Nothing runs yet."""
         self.storage = folder / "storage"
         self.port = _free_port()
         self._config = folder / "mindgrid.yaml"
         self._log = folder / "serve.log"
         self._config.write_text(
-            _CONFIG.format(http=self.port, grpc=_free_port(), storage=self.storage)
+            _CONFIG.format(http=self.port, grpc=_free_port(), storage=self.storage, hosts=hosts)
             + "".join(_NAMESPACE.format(name=n, shards=s) for n, s in namespaces.items())
         )
         self._child: subprocess.Popen[str] | None = None
