@@ -258,13 +258,13 @@ class Grid:
         name, shards = route.by_host[host]
         gate = self._gates[name]
         part = Part(route.spec.key, route.generation, shards, stamp)
-        doubt = _Doubt()
         while True:
             try:
                 lane = gate.lane_for(query)
                 answer = await lane.submit(part.namespace, (part, query), deadline)
-            except InDoubt as error:
-                part = part._replace(stamp=await doubt.over(error, deadline))
+            except InDoubt as doubt:
+                part = part._replace(stamp=Stamp(Instant(doubt.instant), exactly=True))
+                await self._warm(gate, part, deadline)
                 continue
             if not isinstance(answer, Opening):
                 return answer
@@ -300,17 +300,17 @@ class Grid:
 
     async def _ask_by_id(self, host: str, item: port.GetItem, deadline: Deadline) -> Found:
         gate = self._gates[host]
-        doubt = _Doubt()
         while True:
             try:
                 found = await gate.reads.submit(item.namespace, item, deadline)
-            except InDoubt as error:
-                item = replace(item, stamp=await doubt.over(error, deadline))
-                continue
-            if not isinstance(found, Opening):
-                return found
+            except InDoubt as doubt:
+                item = replace(item, stamp=Stamp(Instant(doubt.instant), exactly=True))
+            else:
+                if not isinstance(found, Opening):
+                    return found
             shards = tuple(sorted({shard for shard, _ in item.ids}))
-            await self._warm(gate, Part(item.namespace, item.generation, shards, None), deadline)
+            part = Part(item.namespace, item.generation, shards, item.stamp)
+            await self._warm(gate, part, deadline)
 
     def _shared_stamp(self) -> Stamp:
         """Return one stamp for all reads that begin in this turn of the loop.
@@ -482,12 +482,17 @@ class Grid:
         return gate
 
     async def _warm(self, gate: Gate, part: Part, deadline: Deadline) -> None:
-        """Wait until the shards are open or have failed: one call, however many callers wait."""
+        """Wait until the shards are open or have failed: one call, however many callers wait.
+
+        For a read at exactly an instant, also until nothing of it is in doubt. Who joins another's
+        wait may have waited for too little, and then comes here again.
+        """
         key = (gate.host, part._replace(stamp=None))
         task = self._warming.get(key)
         if task is None:
             shards = [ShardKey(part.namespace, part.generation, shard) for shard in part.shards]
-            task = self._warming[key] = asyncio.create_task(gate.warm(shards))
+            settled = part.stamp.at if part.stamp is not None and part.stamp.exactly else None
+            task = self._warming[key] = asyncio.create_task(gate.warm(shards, settled))
             task.add_done_callback(lambda done: self._warm_done(key, done))
         # Out of time, the lane says so when the caller asks again.
         await asyncio.wait([task], timeout=deadline.left())
@@ -500,27 +505,11 @@ class Grid:
             task.exception()
 
 
-class _Doubt:
-    """The waits of one read for commits over several shards to be decided."""
-
-    def __init__(self) -> None:
-        self._wait_s = _DOUBT_FIRST_S
-
-    async def over(self, error: InDoubt, deadline: Deadline) -> Stamp:
-        """Return, a moment later, the stamp with which to ask again: the same instant exactly."""
-        if deadline.left() <= self._wait_s:
-            raise Unavailable(error.what, "a commit over several shards stays undecided")
-        await asyncio.sleep(self._wait_s)
-        self._wait_s = min(2 * self._wait_s, _DOUBT_MOST_S)
-        return Stamp(Instant(error.instant), exactly=True)
-
-
 async def _nothing(routes: Routes) -> None:
     """Do no work: what is wanted is the table."""
 
 
 _ASK_AGAIN_S = 1.0
-_DOUBT_FIRST_S, _DOUBT_MOST_S = 0.001, 0.1
 # Together less than whoever probes a server waits.
 _TABLE_WAIT_S = 0.5
 _HEALTH_WAIT_S = 1.0

@@ -10,6 +10,7 @@ from mindgrid.cluster import port
 from mindgrid.cluster.lanes import Lane, LaneBounds
 from mindgrid.cluster.port import Done, Failed, Opening, Port, SearchItem
 from mindgrid.cluster.spec import Bounds, NamespaceKey
+from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import MindgridError, Unavailable
 from mindgrid.shards.transactions import Reply
@@ -68,9 +69,9 @@ class Gate:
         heavy = query.exact or query.top_k > self._heavy_top_k or query.want & Want.PAYLOAD
         return self.heavy if heavy else self.quick
 
-    async def warm(self, shards: list[port.ShardKey]) -> None:
-        """Wait until these shards are open or have failed to open."""
-        await self._call(self._port.warm, port.encode(port.WarmCall(self.epoch, shards)))
+    async def warm(self, shards: list[port.ShardKey], settled: Instant | None = None) -> None:
+        """Wait until these shards are open or failed, and for a while until they are settled."""
+        await self._call(self._port.warm, port.encode(port.WarmCall(self.epoch, shards, settled)))
 
     async def health(self) -> port.HostHealth:
         """Return the host's process, clock and epoch."""

@@ -34,7 +34,7 @@ from mindgrid.cluster.reader import Reader, is_fault, named
 from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_folder, shard_name
 from mindgrid.cluster.table import Routes, Table
 from mindgrid.shards.background import background_pool
-from mindgrid.shards.clock import Clock, SystemClock
+from mindgrid.shards.clock import Clock, Instant, SystemClock
 from mindgrid.shards.config import Driver
 from mindgrid.shards.driver import Found, SemanticShard
 from mindgrid.shards.errors import (
@@ -58,7 +58,7 @@ THREADS = {
     "get": 2,
     "commit": 32,
     "transact": 16,
-    "warm": 4,
+    "warm": 16,
     "control": 4,
 }
 """How many calls of each kind are worked on at once: a kind that is full delays no other.
@@ -228,13 +228,22 @@ class Host:
         """See `Port.warm`."""
         decoded = port.decode_warm(call)
         self._check_epoch(decoded.epoch)
-        wait([state for state in map(self._ask, decoded.shards) if isinstance(state, Future)])
+        states = list(map(self._ask, decoded.shards))
+        wait([state for state in states if isinstance(state, Future)])
+        if decoded.settled is not None:
+            self._wait_settled(states, decoded.settled)
         outcomes: list[port.WarmOutcome] = []
         for key in decoded.shards:
             # A failure that is over its back-off would be tried again here, so it is read as is.
             failure = self._slots[key].failure if key in self._slots else None
             outcomes.append(failed(failure) if failure else Done(None))
         return port.encode(outcomes)
+
+    def _wait_settled(self, states: Iterable[_State], instant: Instant) -> None:
+        until = time.monotonic() + _SETTLE_WAIT_S
+        for state in states:
+            if not isinstance(state, Future | MindgridError):
+                state.wait_settled(instant, max(0.0, until - time.monotonic()))
 
     def appoint(self, appointment: bytes) -> bytes:
         """See `Port.appoint`; raises Moved for an epoch older than the one it has."""
@@ -503,6 +512,7 @@ class Host:
 
 
 _TEND_EVERY_S = 5.0
+_SETTLE_WAIT_S = 1.0
 _REOPEN_FIRST_S = 0.5
 _REOPEN_MOST_S = 30.0
 

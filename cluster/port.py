@@ -61,7 +61,11 @@ class Port(Protocol):
         ...
 
     async def warm(self, call: bytes) -> bytes:
-        """Open the shards of a WarmCall; answer, when all are open or failed, one outcome each."""
+        """Open the shards of a WarmCall; answer, when all are open or failed, one outcome each.
+
+        With an instant it waits, a second at most, until no commit over several shards is
+        undecided that may take effect by then.
+        """
         ...
 
     async def appoint(self, appointment: bytes) -> bytes:
@@ -200,10 +204,11 @@ class OrderedCall(_Message, frozen=True):
 
 
 class WarmCall(_Message, frozen=True):
-    """Shards that must be open."""
+    """Shards that must be open, and with `settled` in no doubt of that instant."""
 
     epoch: int
     shards: list[ShardKey]
+    settled: Instant | None = None
 
 
 class Appointment(_Message, frozen=True):

@@ -73,6 +73,10 @@ class SemanticShard(Protocol):
         """Return the records with these ids, in order, as `selection` sees them; or InDoubt."""
         ...
 
+    def wait_settled(self, instant: Instant, wait_s: float) -> None:
+        """Return once no promise may take effect at or before `instant`, or the time is over."""
+        ...
+
     def status(self) -> ShardStatus:
         """Return the shard's size and state."""
         ...

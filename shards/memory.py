@@ -82,7 +82,7 @@ class MemoryShard:
     def __init__(self, config: ShardConfig, clock: Clock) -> None:
         self._config = config
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._versions: dict[str, list[_Version]] = {}
         self._transactions: dict[str, Result] = {}
         self._transaction_times: dict[str, Instant] = {}
@@ -109,6 +109,7 @@ class MemoryShard:
                 done.set_result(self._take_step(request))
             except MindgridError as error:
                 done.set_exception(error)
+            self._lock.notify_all()
         return done
 
     def doubts(self) -> Doubts:
@@ -138,6 +139,11 @@ class MemoryShard:
                 return error
             found = [self._visible(id, selection, known_at, as_of) for id in ids]
             return Found(tuple(r and _cut(r, want) for r in found), instant)
+
+    def wait_settled(self, instant: Instant, wait_s: float) -> None:
+        """See `SemanticShard.wait_settled`."""
+        with self._lock:
+            self._lock.wait_for(lambda: not self._doubts.concern(instant), wait_s)
 
     def status(self) -> ShardStatus:
         """Count what the dict holds."""

@@ -259,6 +259,14 @@ class LanceShard:
         except MindgridError as error:
             return error
 
+    def wait_settled(self, instant: Instant, wait_s: float) -> None:
+        """See `SemanticShard.wait_settled`."""
+        store = self._store
+        with store.lock:
+            store.lock.wait_for(
+                lambda: store.failure is not None or not store.doubts.concern(instant), wait_s
+            )
+
     def status(self) -> ShardStatus:
         """See `SemanticShard.status`."""
         store, journal = self._store, self._journal.status()
@@ -478,6 +486,7 @@ class LanceShard:
             self._failure = self._failure or error
             with self._store.lock:
                 self._store.failure = self._store.failure or error
+                self._store.lock.notify_all()
             waiting = list(self._queue)
             self._queue.clear()
         for pending in waiting:
