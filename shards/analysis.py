@@ -8,8 +8,8 @@ The same rules serve documents and queries, so what matters is that two spelling
     bigrams  scripts without blanks between words are cut into overlapping pairs of characters
 
 Folding comes first, as with PostgreSQL's unaccent in front of its stemmers: a stemmer that saw the
-accents would give café and cafe different stems. It costs some stems in languages whose stemmers
-read accents. Why the other rules are as they are: docs/decisions/0014-words.md.
+accents would give café and cafe different stems. It costs a few stems (French mangée is not mangé
+any more). Why the other rules are as they are: docs/decisions/0014-words.md.
 
 A change to any rule is a change of format: terms that are already stored would not be found any
 more. `Analyzer.fingerprint` tells stored terms of other rules apart; raise `_RULES` with a change.
@@ -138,6 +138,8 @@ class _Stems(dict[str, str]):
             # A Stemmer works in a buffer of its own and must not be entered twice.
             with self._lock:
                 term = self._stem(word)
+            # The Turkish one ends agac, which is ağaç folded, in ç again.
+            term = term if term.isascii() else _fold(term)
         if len(self) >= _CACHE_TOKENS_MAX:
             self.clear()
         self[word] = term

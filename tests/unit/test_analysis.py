@@ -133,6 +133,21 @@ def test_words_of_substance_are_no_stop_words() -> None:
     assert len(ENGLISH.query(words)) == len(words.split())
 
 
+@pytest.mark.parametrize(
+    ("language", "forms"),
+    [
+        ("english", "connect connected connecting connections"),
+        ("french", "général générale généraux GENERAUX"),
+        ("german", "Haus Häuser Häusern hauser"),
+        ("russian", "ёлка ёлки елку"),
+        ("spanish", "canción canciones"),
+        ("turkish", "ağaç ağaçlar agac"),
+    ],
+)
+def test_the_forms_of_a_word_are_one_term(language: str, forms: str) -> None:
+    assert len(set(Analyzer(language).query(forms))) == 1
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_each_language_finds_a_word_with_and_without_its_accents(language: str) -> None:
     analyzer = Analyzer(language)
