@@ -31,7 +31,7 @@ _WAITING_MAX = 256
 """So many texts a tail leaves to the next search, which takes some 10 ms longer for them."""
 _DENSE_SHARE = 32
 """From one posting for so many rows on, a sum for every row is cheaper than sorting postings."""
-_FEW_SHARE = 4
+_FEW_SHARE = 8
 """So much fewer allowed rows than postings are looked up among these; else all are scored."""
 
 
@@ -184,7 +184,8 @@ class Words:
             np.repeat([part.weight for part in parts], [len(part.counts) for part in parts]),
             stats.mean_length,
         )
-        return cut(_sums(positions, added, len(self), allowed), k)
+        scored = _sums(positions, added, len(self))
+        return cut(scored, k) if allowed is None else _best(scored, allowed, k, len(self))
 
     def _parts(self, weights: dict[str, float], allowed: Positions | None) -> Iterator[_Part]:
         """Yield the postings of each term and block, at the least those of the allowed rows.
@@ -231,10 +232,8 @@ class _Part:
     weight: float
 
 
-def _sums(
-    positions: Positions, added: NDArray[np.float64], size: int, allowed: Positions | None
-) -> Scored:
-    """Return the score of each distinct allowed position: all that is added, in the order given.
+def _sums(positions: Positions, added: NDArray[np.float64], size: int) -> Scored:
+    """Return the score of each distinct position: all that is added to it, in the order given.
 
     `bincount` adds up in the order of its input, so both ways give the same bytes.
     """
@@ -244,19 +243,28 @@ def _sums(
         ordered = positions[order]
         first = np.diff(ordered, prepend=-1) > 0
         found, sums = ordered[first], np.bincount(np.cumsum(first) - 1, added[order])
-        if allowed is not None:
-            _, there = _look_up(found, allowed)
-            found, sums = found[there], sums[there]
     else:
         every = np.bincount(positions, added, size)
-        if allowed is None:
-            # No part is 0. Of floats themselves `flatnonzero` takes ten times as long.
-            found = np.flatnonzero(every > 0.0)
-            sums = every[found]
-        else:
-            some = every[allowed]
-            found, sums = allowed[some > 0.0], some[some > 0.0]
+        # No part is 0. Of floats themselves `flatnonzero` takes ten times as long.
+        found = np.flatnonzero(every > 0.0)
+        sums = every[found]
     return Scored(found, sums.astype(np.float32))
+
+
+def _best(scored: Scored, allowed: Positions, k: int, size: int) -> Scored:
+    """Return the k best of the allowed rows and all that tie with the k-th.
+
+    Most rows are looked up in vain, so only as many of the best as should do, then four times as
+    many. Each time all that tie with the last are among them, hence none better is left out.
+    """
+    most = 2 * k * size // len(allowed)
+    while True:
+        top = cut(scored, most)
+        _, there = _look_up(top.positions, allowed)
+        passed = Scored(top.positions[there], top.scores[there])
+        if len(passed.positions) >= k or len(top.positions) == len(scored.positions):
+            return cut(passed, k)
+        most *= 4
 
 
 def _look_up(
