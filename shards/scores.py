@@ -1,4 +1,4 @@
-"""The one cosine that every answer's score comes from, and the one order that answers have.
+"""The cosine and the BM25 that every answer's score comes from, and the one order of answers.
 
 Two paths may show the same record's score only if they show the same bytes, so the obvious
 `rows @ query` will not do: BLAS picks its kernel, and with it the order of the sum, by the number
@@ -10,15 +10,23 @@ of rows, the alignment, the threads and the machine. Here each step has one resu
   order depends on the length of the row alone (plain additions in C, eight accumulators, the same
   on every machine);
 - what remains (product, root, quotient, rounding) is correctly rounded by IEEE 754.
+
+BM25 is plainer: each step is correctly rounded by itself, and a row adds the parts of its terms
+one after the other. Only the logarithm is the C library's, the same in every process of one build.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+K1, B = 1.2, 0.75
 
 _CHUNK_VALUES = 12_288
 """Two float64 buffers of this size stay in the second-level cache: twice as fast as at once."""
@@ -81,6 +89,69 @@ def squares(rows: NDArray[np.float32]) -> NDArray[np.float64]:
         value[...] = rows[start:stop]
         sums[start:stop] = _row_sums(np.multiply(value, value, out=value))
     return sums
+
+
+@dataclass(frozen=True, slots=True)
+class WordStats:
+    """What BM25 knows of a collection: `+` makes those of two shards into those of both.
+
+    `rows` with `length` terms altogether, and how many of them hold each distinct term of the
+    query, in the order in which the query names them first.
+    """
+
+    rows: int
+    length: int
+    frequencies: tuple[int, ...]
+
+    def __add__(self, other: WordStats) -> WordStats:
+        pairs = zip(self.frequencies, other.frequencies, strict=True)
+        return WordStats(
+            self.rows + other.rows, self.length + other.length, tuple(a + b for a, b in pairs)
+        )
+
+    @property
+    def mean_length(self) -> float:
+        """The mean length; 1 where there is no row or no word to take one of."""
+        return self.length / self.rows if self.length else 1.0
+
+    def weights(self, terms: Sequence[str]) -> dict[str, float]:
+        """Return the weight of each distinct term, in order of first occurrence.
+
+        That is how often the query has it, times ln(1 + (N - df + 0.5) / (df + 0.5)): the form
+        that never becomes negative (Lucene's).
+        """
+        counted = Counter(terms)
+        assert len(counted) == len(self.frequencies)
+        return {
+            term: times * math.log(1.0 + (self.rows - df + 0.5) / (df + 0.5))
+            for (term, times), df in zip(counted.items(), self.frequencies, strict=True)
+        }
+
+
+def bm25(
+    counts: NDArray[np.integer],
+    lengths: NDArray[np.int32],
+    weights: NDArray[np.float64],
+    mean_length: float,
+) -> NDArray[np.float64]:
+    """Return what each posting adds to the score of its row: (n,) float64, all above 0.
+
+    A posting is a term's `counts` occurrences in a row of `lengths` terms; all are (n,). A row's
+    score is 0.0 plus the parts of its terms in order of first occurrence in the query, then rounded
+    to float32: so it depends on that row, the query and the statistics alone, to the byte.
+
+    tf * (k1 + 1) / (tf + k1 * (1 - b + b * dl / avgdl)): Robertson and Zaragoza, The Probabilistic
+    Relevance Framework: BM25 and Beyond (2009), 3.4.
+    """
+    saturation = lengths / mean_length
+    saturation *= B
+    saturation += 1.0 - B
+    saturation *= K1
+    saturation += counts
+    parts = weights * counts
+    parts *= K1 + 1.0
+    parts /= saturation
+    return parts
 
 
 def best(scores: NDArray[np.float32], ids: Sequence[str], k: int) -> NDArray[np.int64]:

@@ -1,7 +1,9 @@
-"""Vectors for tests and benchmarks: a seeded gaussian mixture, and the WordNet set where it is."""
+"""Vectors and texts for tests and benchmarks: seeded ones, and the WordNet set where it is."""
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +64,15 @@ def wordnet() -> DataSet | None:
         _unit(np.load(folder / "vectors.f16.npy").astype(np.float32)),
         _unit(np.load(folder / "queries.f16.npy").astype(np.float32)),
     )
+
+
+def glosses() -> list[str] | None:
+    """Return the 50,000 sentences of `wordnet`; None where the data is absent."""
+    path = data_folder() / "wordnet" / "glosses.jsonl.gz"
+    if not path.is_file():
+        return None
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line)["content"] for line in lines]
 
 
 def _unit(rows: Rows) -> Rows:
