@@ -122,6 +122,12 @@ class Analyzer:
         return [term for term in map(self._stems.__getitem__, words) if term]
 
 
+@functools.cache
+def analyzer_of(text_search: str) -> Analyzer:
+    """Return the process's one analyzer of this name, whose stems all shards share."""
+    return Analyzer(text_search)
+
+
 class _Stems(dict[str, str]):
     """From a word to its stem, or to "" if it is a stop word; each is worked out once."""
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from mindgrid.shards.clock import YEAR_1, YEAR_9999, Instant
 from mindgrid.shards.errors import InvalidRequest
 from mindgrid.shards.types import (
+    DEPTH_DEFAULT,
     ID_BYTES_MAX,
     TOP_K_DEFAULT,
     TOP_K_MAX,
@@ -29,6 +30,8 @@ from mindgrid.shards.types import (
     Draft,
     Expire,
     Expired,
+    Fusion,
+    Mode,
     Predicate,
     PredicateOp,
     Query,
@@ -42,6 +45,8 @@ from mindgrid.shards.types import (
 
 VERSION_MAX = 2**64 - 1
 MAX_ROWS_MAX = 2**32 - 1
+QUERY_BYTES_MAX = 65_536
+"""Of a text whose words are looked for: each is looked up in every segment."""
 CONDITIONS_MAX = 256
 """Each looks at a column of the whole shard, while no other read of it can begin."""
 
@@ -121,12 +126,21 @@ def check_draft(draft: Draft, space: Space, index: int) -> None:
 
 
 def check_query(query: Query, space: Space, text: str = "") -> Query:
-    """Return the query with its effective top_k; refuse it unless it has either text or vector.
+    """Return the query as it is asked, with its effective bounds; refuse it unless it has a side.
 
-    `text` is what will be embedded; empty where the caller brings a vector.
+    `text` is what the caller gave: it is embedded for DENSE, looked for in SPARSE, both in HYBRID.
     """
     _check_text(text, "query_text")
+    if not isinstance(query.mode, Mode):
+        raise InvalidRequest("mode", f"must be a Mode, not {query.mode!r:.64}")
     given = _is_given(query.vector, "query_vector")
+    if query.mode is not Mode.DENSE:
+        if not text:
+            raise InvalidRequest("query_text", f"must be set: {query.mode.name} looks for words")
+        _check_text(text, "query_text", QUERY_BYTES_MAX)
+        if given:
+            problem = f"{query.mode.name} takes query_text alone; leave the vector out"
+            raise InvalidRequest("query_vector", problem)
     if text and given:
         raise InvalidRequest("query_vector", "set either query_text or query_vector, not both")
     if not text and not given:
@@ -134,7 +148,32 @@ def check_query(query: Query, space: Space, text: str = "") -> Query:
     if given:
         check_vector(query.vector, space, "query_vector")
     check_selection(query.selection)
-    return replace(query, top_k=check_top_k(query.top_k))
+    top_k = check_top_k(query.top_k)
+    if query.mode is Mode.DENSE:
+        return replace(query, top_k=top_k)
+    _check_fusion(query.fusion)
+    depth = max(_check_depth(query.depth), top_k)
+    return replace(query, top_k=top_k, text=text, depth=depth)
+
+
+def _check_depth(depth: int) -> int:
+    if not isinstance(depth, int) or not 0 <= depth <= TOP_K_MAX:
+        problem = f"is {depth}, but must be from 0 to {TOP_K_MAX}"
+        raise InvalidRequest("rerank_candidate_k", problem)
+    return depth or DEPTH_DEFAULT
+
+
+def _check_fusion(fusion: Fusion) -> None:
+    for field, weight in (
+        ("fusion.dense_weight", fusion.dense_weight),
+        ("fusion.sparse_weight", fusion.sparse_weight),
+    ):
+        if not 0.0 <= weight < math.inf:
+            raise InvalidRequest(field, f"is {weight}, but must be a finite number from 0 on")
+    if fusion.dense_weight == fusion.sparse_weight == 0.0:
+        raise InvalidRequest("fusion", "both weights are 0, so no lane would count")
+    if not 0 < fusion.k <= MAX_ROWS_MAX:
+        raise InvalidRequest("fusion.k", f"is {fusion.k}, but must be from 1 to {MAX_ROWS_MAX}")
 
 
 def check_top_k(top_k: int) -> int:

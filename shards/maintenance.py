@@ -19,16 +19,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mindgrid.shards import faults, manifest
+from mindgrid.shards.analysis import analyzer_of
 from mindgrid.shards.clock import NEVER, Clock, Instant
 from mindgrid.shards.config import KNOWN_S_MIN, ShardConfig
 from mindgrid.shards.files import digest_tree, sync, sync_tree
 from mindgrid.shards.ivf import IvfIndex
 from mindgrid.shards.journal import Journal
 from mindgrid.shards.manifest import IndexInfo, Manifest
+from mindgrid.shards.postings import WordBlock
+from mindgrid.shards.postings import merged as merged_words
 from mindgrid.shards.segments import (
     BATCH_ROWS,
     Segment,
     SegmentInfo,
+    StoredRow,
     changes_table,
     reading,
     rows_batch,
@@ -88,7 +92,12 @@ class Maintenance:
         if rows or len(changes[0]):
             name = self._new_name("segment")
             info = write_segment(
-                self._folder / name, dimensions, 0, batches(), changes_table(*changes)
+                self._folder / name,
+                dimensions,
+                0,
+                batches(),
+                self._words_of(rows, erased),
+                changes_table(*changes),
             )
             fresh = self._open_segment(info)
             segments.append(info)
@@ -109,7 +118,6 @@ class Maintenance:
         with store.lock:
             if fresh is not None:
                 store.segments = (*store.segments, fresh)
-                del store.tail_rows[: len(rows)]
                 store.replace_tail(len(rows))
                 store.rows.forget_erased(erased & tail_numbers)
             store.relayout()
@@ -143,6 +151,7 @@ class Maintenance:
             self._config.space.dimensions,
             max(segment.info.tier for segment in merged) + (len(merged) > 1),
             (batch for segment in merged for batch in segment.batches(kept)),
+            _merged_words(merged, ~dead[before : before + count]),
             _changes_of(merged, gone),
         )
         faults.reach("merge.written")
@@ -329,11 +338,27 @@ class Maintenance:
                 horizon = max(horizon, int(past[len(past) - history.rows_max - 1]))
         return Instant(max(0, min(horizon, oldest)))
 
+    def _words_of(self, rows: Sequence[StoredRow], erased: set[int]) -> WordBlock | None:
+        if not rows:
+            return None
+        texts = ["" if stored.number in erased else stored.row.content for stored in rows]
+        return WordBlock.of(texts, analyzer_of(self._config.text_search))
+
     def _open_segment(self, info: SegmentInfo) -> Segment:
-        return Segment(self._folder / info.folder, info, self._config.space.dimensions)
+        dimensions, analyzer = self._config.space.dimensions, analyzer_of(self._config.text_search)
+        return Segment(self._folder / info.folder, info, dimensions, analyzer)
 
     def _new_name(self, kind: str) -> str:
         return f"{kind}-{uuid.uuid4().hex[:16]}"
+
+
+def _merged_words(segments: Sequence[Segment], kept: NDArray[np.bool_]) -> WordBlock | None:
+    """Return the words of the kept rows; None if none is kept."""
+    blocks = [segment.words for segment in segments if segment.words is not None]
+    if not kept.any():
+        return None
+    bounds = np.cumsum([len(block) for block in blocks])[:-1]
+    return merged_words(list(zip(blocks, np.split(kept, bounds), strict=True)))
 
 
 def _changes_of(segments: Sequence[Segment], gone: Int64s) -> pa.Table:

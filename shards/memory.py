@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec import structs
 
+from mindgrid.shards.analysis import analyzer_of
 from mindgrid.shards.checks import check_repeat, numeric
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
@@ -20,7 +22,7 @@ from mindgrid.shards.errors import (
     PreconditionFailed,
     Unavailable,
 )
-from mindgrid.shards.scores import cosine
+from mindgrid.shards.scores import WordStats, bm25, cosine
 from mindgrid.shards.transactions import (
     Ask,
     Choose,
@@ -52,6 +54,7 @@ from mindgrid.shards.types import (
     ExpireAction,
     Expired,
     Hit,
+    Mode,
     Predicate,
     PredicateOp,
     Query,
@@ -81,6 +84,7 @@ class MemoryShard:
 
     def __init__(self, config: ShardConfig, clock: Clock) -> None:
         self._config = config
+        self._analyzer = analyzer_of(config.text_search)
         self._clock = clock
         self._lock = threading.Condition()
         self._versions: dict[str, list[_Version]] = {}
@@ -354,12 +358,21 @@ class MemoryShard:
             known_at, as_of = _instants(query.selection, instant)
         except InvalidRequest as error:
             return error
+        stats = query.stats
+        if query.mode is Mode.SPARSE and stats is None:
+            stats = self._word_stats(query.text, known_at)
+            if query.top_k == 0:
+                return Answer((), instant, exact=True, scanned=0, stats=stats)
         records = [
             record
             for id in self._versions
             if (record := self._visible(id, query.selection, known_at, as_of))
         ]
-        scored = [(cosine(record.vector[None, :], query.vector)[0], record) for record in records]
+        if query.mode is Mode.SPARSE:
+            assert stats is not None
+            scored = self._by_words(query.text, stats, records)
+        else:
+            scored = [(cosine(r.vector[None, :], query.vector)[0], r) for r in records]
         scored.sort(key=lambda pair: (-pair[0], pair[1].id))
         hits = tuple(
             Hit(record.id, float(score), _cut(record, query.want) if query.want else None)
@@ -367,13 +380,48 @@ class MemoryShard:
         )
         return Answer(hits, instant, exact=True, scanned=len(records))
 
+    def _word_stats(self, text: str, known_at: Instant) -> WordStats:
+        """Count over the newest row of each id, whatever its validity."""
+        newest = [self._known(id, known_at) for id in self._versions]
+        documents = [self._analyzer.document(r.content) for r in newest if r is not None]
+        frequencies = [
+            sum(term in document.terms for document in documents)
+            for term in dict.fromkeys(self._analyzer.query(text))
+        ]
+        length = sum(document.length for document in documents)
+        return WordStats(len(documents), length, tuple(frequencies))
+
+    def _by_words(
+        self, text: str, stats: WordStats, records: Sequence[Record]
+    ) -> list[tuple[np.float32, Record]]:
+        weights = stats.weights(self._analyzer.query(text))
+        scored: list[tuple[np.float32, Record]] = []
+        for record in records:
+            document = self._analyzer.document(record.content)
+            found = [term for term in weights if term in document.terms]
+            if found:
+                parts = bm25(
+                    np.array([document.terms.count(term) for term in found]),
+                    np.full(len(found), document.length, np.int32),
+                    np.array([weights[term] for term in found]),
+                    stats.mean_length,
+                )
+                score = 0.0
+                for part in parts.tolist():  # `sum` compensates in later Pythons.
+                    score += part
+                scored.append((np.float32(score), record))
+        return scored
+
+    def _known(self, id: str, known_at: Instant) -> Record | None:
+        versions = [v for v in self._versions.get(id, ()) if v.committed_at <= known_at]
+        return versions[-1].known_at(known_at) if versions else None
+
     def _visible(
         self, id: str, selection: Selection, known_at: Instant, as_of: Instant
     ) -> Record | None:
-        versions = [v for v in self._versions.get(id, ()) if v.committed_at <= known_at]
-        if not versions:
+        record = self._known(id, known_at)
+        if record is None:
             return None
-        record = versions[-1].known_at(known_at)
         valid = (
             record.deleted_at is None
             and record.valid_from <= as_of

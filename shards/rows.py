@@ -266,6 +266,13 @@ class Rows:
             if live is not None:
                 return live
         at: Positions | slice = slice(None) if matching is None else matching
+        shown = self._selected(at, selection, known_at, as_of)
+        return np.flatnonzero(shown) if matching is None else matching[shown]
+
+    def _selected(
+        self, at: Positions | slice, selection: Selection, known_at: int, as_of: int
+    ) -> NDArray[np.bool_]:
+        """Return which rows a read may return, metadata apart."""
         shown = self._known(at, known_at)
         if not selection.include_invalidated:
             shown &= self._valid(at, known_at, as_of)
@@ -274,7 +281,24 @@ class Rows:
             shown &= created > selection.created_after
         if selection.created_before is not None:
             shown &= created < selection.created_before
-        return np.flatnonzero(shown) if matching is None else matching[shown]
+        return shown
+
+    def known(self, known_at: int) -> NDArray[np.bool_]:
+        """Return by position which rows were the newest of their ids at an instant: (n,) bool."""
+        return self._known(slice(None), known_at)
+
+    def shown(
+        self, places: Positions, selection: Selection, known_at: int, as_of: int
+    ) -> NDArray[np.bool_]:
+        """Return which of these rows, each the newest of its id at `known_at`, a read may return.
+
+        `places` in any order; as `allowed`, at the cost of the rows asked about.
+        """
+        shown = np.ones(len(places), np.bool_)
+        matching = self.metadata.matching(selection.equals, selection.predicates)
+        if matching is not None:
+            shown = np.isin(places, matching)
+        return shown & self._selected(places, selection, known_at, as_of)
 
     def _known(self, at: Positions | slice, known_at: int) -> NDArray[np.bool_]:
         known: NDArray[np.bool_] = self.committed.view()[at] <= known_at

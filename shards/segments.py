@@ -4,6 +4,7 @@
     <folder>/changes.lance   lifecycle changes made while these rows were written, to any rows
     <folder>/vectors.f32     the raw vectors again, (n, d) float32, to be memory-mapped
     <folder>/squares.f64     the sum of squares of each, as the final score needs it
+    <folder>/words.bin       the postings of the contents' words, to be memory-mapped
     <folder>/values.arrow    content, metadata, source and supersedes again, to be memory-mapped:
                              a Lance take of ten rows costs more than the search that found them
 
@@ -27,10 +28,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mindgrid.shards.analysis import Analyzer
 from mindgrid.shards.clock import NEVER
 from mindgrid.shards.commits import RowWrite
 from mindgrid.shards.errors import Corruption, MindgridError, Unavailable
 from mindgrid.shards.files import DISK_FULL, FileDigest, digest_tree, sync_tree
+from mindgrid.shards.postings import WORDS_FILE, WordBlock
 from mindgrid.shards.rows import RowColumns
 from mindgrid.shards.scores import squares
 from mindgrid.shards.values import VALUES, Values, ValuesFile
@@ -131,12 +134,18 @@ def changes_table(at: Int64s, number: Int64s, valid_to: Int64s, deleted_at: Int6
 
 
 def write_segment(
-    folder: Path, dimensions: int, tier: int, batches: Iterator[pa.RecordBatch], changes: pa.Table
+    folder: Path,
+    dimensions: int,
+    tier: int,
+    batches: Iterator[pa.RecordBatch],
+    words: WordBlock | None,
+    changes: pa.Table,
 ) -> SegmentInfo:
     """Write a new segment folder and sync all of it; return what the manifest has to say of it.
 
-    The batches are streamed, so memory is bounded by one of them. Raises Unavailable if the disk
-    is full or fails, after which the folder is gone.
+    The batches are streamed, so memory is bounded by one of them; `words` are those of their rows,
+    None without any. Raises Unavailable if the disk is full or fails, after which the folder is
+    gone.
     """
     tally = _Tally()
     first = next(batches, None)
@@ -157,6 +166,8 @@ def write_segment(
 
                 reader = pa.RecordBatchReader.from_batches(rows_schema(dimensions), tee())
                 database.create_table(ROWS_TABLE, reader)
+        if words is not None:
+            words.save(folder)
         if changes.num_rows:
             database.create_table(CHANGES_TABLE, changes)
         sync_tree(folder)
@@ -184,21 +195,36 @@ class _Tally:
 class Segment:
     """An open segment. Safe for any number of reading threads."""
 
-    def __init__(self, folder: Path, info: SegmentInfo, dimensions: int) -> None:
+    def __init__(
+        self, folder: Path, info: SegmentInfo, dimensions: int, analyzer: Analyzer
+    ) -> None:
         """Map the segment's files, whose digests the caller has checked."""
         self.folder = folder
         self.info = info
         self.dimensions = dimensions
         self.block: Block | None = None
-        """None in a segment of changes alone."""
+        self.words: WordBlock | None = None
+        """Both None in a segment of changes alone."""
         if info.rows == 0:
             return
         with reading(folder):
             self.block = open_block(folder, info.rows, dimensions)
             self._values = ValuesFile(folder / VALUES_FILE)
             self._rows = lance.dataset(folder / f"{ROWS_TABLE}.lance")
+            self.words = self._words(analyzer)
         if len(self._values) != info.rows:
             raise Corruption(str(folder), "its files do not agree on the number of rows")
+
+    def _words(self, analyzer: Analyzer) -> WordBlock:
+        """Return the stored postings; made anew in RAM if an older release, or another
+        `text_search`, sealed these rows: until a merge writes them."""
+        named = any(file.path == WORDS_FILE for file in self.info.files)
+        if named:
+            words = WordBlock.open(self.folder, self.info.rows)
+            if words.fingerprint == analyzer.fingerprint:
+                return words
+        contents = [self._values.read(row).content for row in range(self.info.rows)]
+        return WordBlock.of(contents, analyzer)
 
     def values(self, offset: int) -> Values:
         """Return the values of the row at this offset in the segment."""

@@ -162,7 +162,10 @@ class LanceShard:
         remove_orphans(folder, named | {path.name for path in folder.iterdir() if path.is_file()})
         store = Store(config)
         dimensions = config.space.dimensions
-        store.segments = tuple(Segment(folder / i.folder, i, dimensions) for i in current.segments)
+        store.segments = tuple(
+            Segment(folder / info.folder, info, dimensions, store.analyzer)
+            for info in current.segments
+        )
         for segment in store.segments:
             if segment.info.rows:
                 store.rows.add(segment.columns())

@@ -8,6 +8,7 @@ row was erased meanwhile makes the query start over.
 
 from __future__ import annotations
 
+import functools
 import threading
 from bisect import bisect_right
 from collections import Counter
@@ -19,6 +20,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from mindgrid.shards.analysis import analyzer_of
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.commits import Commit, RowWrite, note, unbound
 from mindgrid.shards.config import ShardConfig
@@ -27,13 +29,14 @@ from mindgrid.shards.errors import InDoubt, InvalidRequest, MindgridError, Unava
 from mindgrid.shards.filters import Positions
 from mindgrid.shards.ivf import Bitmap, IvfIndex
 from mindgrid.shards.rows import Lifecycle, Rows, instants
-from mindgrid.shards.scores import best
+from mindgrid.shards.scores import WordStats, best
 from mindgrid.shards.segments import Segment, StoredRow
 from mindgrid.shards.transactions import Doubts
 from mindgrid.shards.types import (
     NO_VECTOR,
     Answer,
     Hit,
+    Mode,
     Query,
     Record,
     Selection,
@@ -42,6 +45,7 @@ from mindgrid.shards.types import (
     Want,
 )
 from mindgrid.shards.vectors import Block, Scored, Tail, Vectors, cut
+from mindgrid.shards.words import Words, WordTail
 
 READ_WAIT_S = 10.0
 """How long a read waits for a commit on its way to the disk."""
@@ -58,15 +62,33 @@ class _View:
     indexed: int
     ids: NDArray[np.object_]
     numbers: NDArray[np.int64]
+    words: Words
+
+
+class _Counted:
+    """The rows over which BM25 counts, by position, with their number and length altogether."""
+
+    def __init__(self, words: Words, mask: NDArray[np.bool_]) -> None:
+        self._words = words
+        self._mask = mask
+
+    @functools.cached_property
+    def _totals(self) -> tuple[int, int]:
+        return self._words.totals(self._mask)
+
+    def stats(self, terms: Sequence[str]) -> WordStats:
+        """Return the statistics of a query's terms."""
+        return self._words.stats(terms, self._mask, self._totals)
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """One query with the rows it may return."""
+    """One query with the rows it may return; by words also those that count."""
 
     query: Query
     known_at: Instant
     allowed: Positions
+    counted: _Counted | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +99,7 @@ class _Ranked:
     scores: NDArray[np.float32]
     exact: bool
     scanned: int
+    stats: WordStats | None = None
 
 
 class _Located(NamedTuple):
@@ -99,6 +122,8 @@ class Store:
         self.segments: tuple[Segment, ...] = ()
         self.tail_rows: list[StoredRow] = []
         self.tail = Tail(config.space.dimensions)
+        self.analyzer = analyzer_of(config.text_search)
+        self._word_tail = WordTail(self.analyzer)
         self.index: IvfIndex | None = None
         self.indexed = 0
         """Positions below this are in the index."""
@@ -116,6 +141,9 @@ class Store:
         self.counters: Counter[str] = Counter()
         self._starts: list[int] = [0]
         self._vectors = Vectors(config.space.dimensions, ())
+        self._words = Words(())
+        self._counted: tuple[int, _Counted] | None = None
+        """The count at the newest commit, and that commit's sequence."""
         self._bitmap: tuple[Positions, IvfIndex, Bitmap | None] | None = None
 
     def apply(self, commits: Sequence[Commit], vectors: Sequence[Vector]) -> None:
@@ -126,6 +154,7 @@ class Store:
                 if commit.at < self.rows.last_commit:
                     self._late.append((commit.seq, commit.at))
                 self.rows.apply(commit)
+            self._word_tail.append([row.content for row in commit.rows])
             for offset, row in enumerate(commit.rows):
                 number = commit.first_number + offset
                 self.tail_rows.append(StoredRow(number, commit.seq, commit.at, row))
@@ -154,10 +183,13 @@ class Store:
         return min([last_commit, *(at - 1 for _, at in self._late)])
 
     def replace_tail(self, sealed: int) -> None:
-        """Forget the first `sealed` rows of the tail's vectors. The caller holds the lock."""
+        """Forget the first `sealed` rows of the tail. The caller holds the lock."""
+        del self.tail_rows[:sealed]
         rest = self.tail.block.rows[sealed:]
         self.tail = Tail(self._config.space.dimensions)
         self.tail.append(rest)
+        texts = [stored.row.content for stored in self.tail_rows]
+        self._word_tail = WordTail(self.analyzer, texts)
 
     def relayout(self) -> None:
         """Lay out positions anew after segments or the tail changed. The caller holds the lock."""
@@ -167,6 +199,9 @@ class Store:
             self._starts.append(self._starts[-1] + segment.info.rows)
         blocks = [segment.block for segment in self.segments if segment.block is not None]
         self._vectors = Vectors(dimensions, [*blocks, self.tail.block])
+        words = [segment.words for segment in self.segments if segment.words is not None]
+        self._words = Words([*words, self._word_tail.block])
+        self._counted = None
         assert len(self._vectors) == len(self.rows) == self._starts[-1] + len(self.tail_rows)
 
     @property
@@ -199,6 +234,7 @@ class Store:
                 self.indexed,
                 self.rows.ids.view(),
                 self.rows.numbers.view(),
+                self._words,
             )
             targets = self._targets(queries, instant)
         answers: list[Answer | MindgridError | None] = [
@@ -225,11 +261,11 @@ class Store:
                 known_at, as_of = self._instants(selection, instant)
             except InvalidRequest as error:
                 return error
-            allowed = self.rows.allowed(selection, known_at, as_of)
             newest = [self.rows.newest_known(id, known_at) for id in ids]
-            shown = [at for at in newest if at is not None and _contains(allowed, at)]
-            located = self._locate(np.array(shown, np.int64), known_at)
-        records = dict(zip(shown, _records(located, want), strict=True))
+            held = np.array([at for at in newest if at is not None], np.int64)
+            shown = held[self.rows.shown(held, selection, known_at, as_of)]
+            located = self._locate(shown, known_at)
+        records = dict(zip(shown.tolist(), _records(located, want), strict=True))
         return Found(tuple(None if at is None else records.get(at) for at in newest), instant)
 
     def _read_instant(self, stamp: Stamp) -> Instant:
@@ -269,26 +305,36 @@ class Store:
         self, queries: Sequence[Query], instant: Instant
     ) -> list[_Target | InvalidRequest]:
         targets: list[_Target | InvalidRequest] = []
-        seen: list[tuple[Selection, _Target]] = []
+        seen: list[tuple[Selection, Instant, Positions]] = []
         for query in queries:
-            same = next((t for s, t in seen if s == query.selection), None)
-            if same is not None:
-                targets.append(_Target(query, same.known_at, same.allowed))
-                continue
-            try:
-                known_at, as_of = self._instants(query.selection, instant)
-            except InvalidRequest as error:
-                targets.append(error)
-                continue
-            allowed = self.rows.allowed(query.selection, known_at, as_of)
-            target = _Target(query, known_at, allowed)
-            seen.append((query.selection, target))
-            targets.append(target)
+            same = next((one for one in seen if one[0] == query.selection), None)
+            if same is None:
+                try:
+                    known_at, as_of = self._instants(query.selection, instant)
+                except InvalidRequest as error:
+                    targets.append(error)
+                    continue
+                allowed = self.rows.allowed(query.selection, known_at, as_of)
+                same = query.selection, known_at, allowed
+                seen.append(same)
+            _, known_at, allowed = same
+            counts = query.mode is Mode.SPARSE and query.stats is None
+            counted = self._count_at(known_at) if counts else None
+            targets.append(_Target(query, known_at, allowed, counted))
         return targets
 
+    def _count_at(self, known_at: Instant) -> _Counted:
+        if known_at < self.rows.last_commit:
+            return _Counted(self._words, self.rows.known(known_at))
+        if self._counted is None or self._counted[0] != self.last_seq:
+            self._counted = self.last_seq, _Counted(self._words, self.rows.known(known_at))
+        return self._counted[1]
+
     def _rank(self, view: _View, targets: Sequence[_Target]) -> list[_Ranked]:
-        """Return the best rows for queries that share `allowed`, `top_k` and `exact`."""
+        """Return the best rows for queries that `_grouped` put together."""
         query, allowed = targets[0].query, targets[0].allowed
+        if query.mode is Mode.SPARSE:
+            return [self._rank_by_words(view, target) for target in targets]
         if len(allowed) == 0:
             nothing = _Ranked(np.empty(0, np.int64), np.empty(0, np.float32), True, 0)
             return [nothing] * len(targets)
@@ -299,6 +345,19 @@ class Store:
             found = view.vectors.exact(vectors, query.top_k, _all_or(allowed, view))
             return [_top(view, scored, query.top_k, True, len(allowed)) for scored in found]
         return self._rank_by_index(view, view.index, vectors, query.top_k, allowed, split)
+
+    def _rank_by_words(self, view: _View, target: _Target) -> _Ranked:
+        query, allowed = target.query, target.allowed
+        terms = self.analyzer.query(query.text)
+        stats = target.counted.stats(terms) if target.counted is not None else query.stats
+        assert stats is not None
+        if query.top_k == 0 or len(allowed) == 0:
+            nothing = np.empty(0, np.int64), np.empty(0, np.float32)
+            scanned = len(allowed) if query.top_k else 0
+            return _Ranked(*nothing, True, scanned, stats)
+        self.counters["words"] += 1
+        scored = view.words.search(terms, stats, _all_or(allowed, view), query.top_k)
+        return _top(view, scored, query.top_k, True, len(allowed))
 
     def _rank_by_index(
         self,
@@ -385,7 +444,7 @@ def _answer(
         Hit(place.id, score, record)
         for place, score, record in zip(located, scores, records, strict=True)
     )
-    return Answer(hits, instant, ranked.exact, ranked.scanned)
+    return Answer(hits, instant, ranked.exact, ranked.scanned, ranked.stats)
 
 
 def _records(located: Sequence[_Located], want: Want) -> list[Record]:
@@ -433,10 +492,11 @@ def _grouped(
     targets: Sequence[_Target | InvalidRequest],
 ) -> list[list[tuple[int, _Target]]]:
     """Return the targets, with their places, in groups that can be ranked together."""
-    groups: dict[tuple[int, int, bool], list[tuple[int, _Target]]] = {}
+    groups: dict[tuple[int, int, bool, Mode], list[tuple[int, _Target]]] = {}
     for at, target in enumerate(targets):
         if isinstance(target, _Target):
-            key = (id(target.allowed), target.query.top_k, target.query.exact)
+            query = target.query
+            key = (id(target.allowed), query.top_k, query.exact, query.mode)
             groups.setdefault(key, []).append((at, target))
     return list(groups.values())
 
@@ -450,8 +510,3 @@ def _top(view: _View, scored: Scored, top_k: int, exact: bool, scanned: int) -> 
     order = best(scored.scores, view.ids[scored.positions].tolist(), top_k)
     positions = scored.positions[order]
     return _Ranked(view.numbers[positions], scored.scores[order], exact, scanned)
-
-
-def _contains(sorted_positions: Positions, position: int) -> bool:
-    at = int(np.searchsorted(sorted_positions, position))
-    return at < len(sorted_positions) and int(sorted_positions[at]) == position

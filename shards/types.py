@@ -12,6 +12,7 @@ from msgspec import field
 from numpy.typing import NDArray
 
 from mindgrid.shards.clock import Instant
+from mindgrid.shards.scores import WordStats
 
 Vector = NDArray[np.float32]
 """float32, one dimension, C-contiguous."""
@@ -22,6 +23,7 @@ NO_VECTOR: Vector = np.empty(0, dtype=np.float32)
 ID_BYTES_MAX = 512
 TOP_K_DEFAULT = 10
 TOP_K_MAX = 10_000
+DEPTH_DEFAULT = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +208,44 @@ class Want(enum.IntFlag):
     VECTOR = 4
 
 
-class Query(Value, frozen=True):
-    """The `top_k` records nearest to `vector` by cosine among those `selection` allows.
+class Mode(enum.Enum):
+    """What a search compares."""
 
-    `vector` has length 0 until the query's text is embedded; a shard takes only embedded queries.
+    DENSE = 1
+    """Vectors, by cosine."""
+    SPARSE = 2
+    """Words, by BM25; only records that share a word with the query are found."""
+    HYBRID = 3
+    """Both, each to some depth, and what they find is fused."""
+
+
+class FusionMethod(enum.Enum):
+    """How HYBRID joins what its two lanes found."""
+
+    RRF = 1
+    """Reciprocal rank fusion: the sum of weight / (k + rank), the best having rank 1."""
+    CONVEX = 2
+    """The weighted sum of each lane's score, divided by the best score of that lane."""
+
+
+class Fusion(Value, frozen=True):
+    """Weights of the lanes, and RRF's `k`."""
+
+    method: FusionMethod = FusionMethod.RRF
+    dense_weight: float = 1.0
+    sparse_weight: float = 1.0
+    k: int = 60
+
+
+class Query(Value, frozen=True):
+    """The `top_k` best records for `vector`, `text` or both among those `selection` allows.
+
+    `vector` has length 0 until the query's text is embedded; what compares vectors must have one.
+    `depth` is how many candidates each lane of HYBRID contributes, at least `top_k`.
+
+    A shard answers lanes, DENSE and SPARSE. By words it scores with `stats`, those of the whole
+    namespace for this text, or with its own where they are None; asked for a `top_k` of 0 it says
+    what its own are.
     """
 
     vector: Vector = NO_VECTOR
@@ -217,6 +253,12 @@ class Query(Value, frozen=True):
     selection: Selection = field(default_factory=Selection)
     want: Want = Want.VALUES
     exact: bool = False
+    text: str = ""
+    mode: Mode = Mode.DENSE
+    depth: int = DEPTH_DEFAULT
+    fusion: Fusion = field(default_factory=Fusion)
+    explain: bool = False
+    stats: WordStats | None = None
 
 
 class Stamp(Value, frozen=True):
@@ -230,22 +272,37 @@ class Stamp(Value, frozen=True):
     exactly: bool = False
 
 
+class Explanation(Value, frozen=True):
+    """What each lane said of a hit; rank 0: the lane did not find it."""
+
+    dense_rank: int = 0
+    dense_score: float = 0.0
+    sparse_rank: int = 0
+    sparse_score: float = 0.0
+
+
 class Hit(Value, frozen=True):
-    """One record found; `score` is the cosine in [-1, 1], float32 precision."""
+    """One record found; `score` has float32 precision.
+
+    It is the cosine in [-1, 1], BM25's score, or in HYBRID what fusion made of both.
+    """
 
     id: str
     score: float
     record: Record | None
+    explanation: Explanation | None = None
 
 
 class Answer(Value, frozen=True):
     """The hits of one query, best first, ties to the smaller id.
 
     `instant` is the instant answered at; `exact` says that no better record can have been missed;
-    `scanned` counts the vectors that were compared.
+    `scanned` counts the vectors that were compared, or the records in which words were looked for.
+    `stats` is there if they were asked for.
     """
 
     hits: tuple[Hit, ...]
     instant: Instant
     exact: bool
     scanned: int
+    stats: WordStats | None = None

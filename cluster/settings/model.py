@@ -28,6 +28,7 @@ from mindgrid.cluster.embedders.protocol import (
 )
 from mindgrid.cluster.settings.quantities import byte_count, seconds
 from mindgrid.cluster.spec import SEMANTIC, Bounds, GridSpec, NamespaceKey, NamespaceSpec
+from mindgrid.shards.analysis import LANGUAGES, SIMPLE
 from mindgrid.shards.config import Driver, History, ShardConfig
 from mindgrid.shards.types import Space
 
@@ -36,14 +37,6 @@ T = TypeVar("T")
 ENV_PREFIX = "MINDD_"
 SHARDS_MAX = 64
 DIMENSIONS_MAX = 32_768
-
-# The languages of Snowball 3.1, as PyStemmer lists them without its two variants of a language.
-_LANGUAGES = """
-    arabic armenian basque catalan czech danish dutch english esperanto estonian finnish french
-    german greek hindi hungarian indonesian irish italian lithuanian nepali norwegian persian
-    polish portuguese romanian russian serbian sesotho spanish swedish tamil turkish yiddish
-"""
-SNOWBALL = frozenset(_LANGUAGES.split())
 
 
 def _no_bool(value: object) -> object:
@@ -285,7 +278,7 @@ class Namespace(Section):
         description="Slices that are searched in parallel. An episodic namespace has one.",
     )
     text_search: str = Field(
-        default="simple",
+        default=SIMPLE,
         description="How words are found: `simple`, or a Snowball language to stem in.",
         examples=["english"],
     )
@@ -315,8 +308,8 @@ class Namespace(Section):
     @field_validator("text_search")
     @classmethod
     def _is_a_language(cls, value: str) -> str:
-        if value != "simple" and value not in SNOWBALL:
-            raise ValueError(f"must be simple or one of: {', '.join(sorted(SNOWBALL))}")
+        if value != SIMPLE and value not in LANGUAGES:
+            raise ValueError(f"must be {SIMPLE} or one of: {', '.join(LANGUAGES)}")
         return value
 
 
