@@ -11,8 +11,8 @@ A block never changes. In a file it is one header and these arrays, in the order
     text     uint8            the terms in UTF-8, ascending
 
 An open block costs no memory but what the system keeps of the mapped pages. A term is found by
-bisection, first among the keys, which is 1 µs, then among the few terms that begin alike; a dict of
-all terms would take 100 bytes for each, and seconds to build when a large shard opens.
+bisection, first among the keys, then among the few terms that begin alike, in some microseconds; a
+dict of all terms would hold about 100 bytes for each in the heap, and be built at every open.
 
 A merge copies postings and analyses no text. It writes only the terms that a kept row still holds:
 the words of hard-deleted records must leave the disk too.
@@ -50,7 +50,7 @@ _MAGIC = b"mgwords1"
 _HEADER = struct.Struct("<8s7q")
 """The magic, the fingerprint of the analysis, n, t, p, bytes of a count, bytes of text, 0."""
 _BATCH_CHARACTERS = 4_000_000
-"""Analysing takes some ten times as many bytes; and a word's place in Arrow has 31 bits."""
+"""Analysing takes some fifteen times as many bytes; and a word's place in Arrow has 31 bits."""
 _KEY_BYTES = 8
 
 
@@ -232,8 +232,8 @@ def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def _analysed(texts: Sequence[str], analyzer: Analyzer) -> WordBlock:
     """Return what `Analyzer.document` says of each text, for all of them at once.
 
-    Arrow and NumPy cut and count, in a fifth of the time that a dict of words takes, and without
-    the GIL. Left to Python are each distinct word, and each text that is not ASCII.
+    Arrow and NumPy cut and count, in less than half the time that a dict of words takes, and
+    without the GIL. Left to Python are each distinct word, and each text that is not ASCII.
     """
     chunks: list[bytes] = []
     characters: list[str] = []
