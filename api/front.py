@@ -13,13 +13,12 @@ from mindgrid.api.wire.messages import (
     DeleteResponse,
     ExpireRequest,
     ExpireResponse,
-    SearchMode,
     SearchRequest,
     SearchResponse,
     UpsertRequest,
     UpsertResponse,
 )
-from mindgrid.shards.errors import InvalidRequest, Unimplemented
+from mindgrid.shards.errors import Unimplemented
 from mindgrid.shards.types import (
     Answer,
     Deleted,
@@ -126,17 +125,5 @@ class Semantic:
 
 
 def _refuse_what_is_not_built(message: SearchRequest) -> None:
-    if message.mode in (SearchMode.SPARSE, SearchMode.HYBRID):
-        raise Unimplemented(
-            "mode: SPARSE and HYBRID, the search by words, come with a later release; "
-            "leave mode unset to search by meaning"
-        )
-    if message.mode not in (SearchMode.UNSPECIFIED, SearchMode.DENSE):
-        raise InvalidRequest("mode", f"is {message.mode}, which is no SearchMode")
-    for field, value in (
-        ("known_at", message.known_at),
-        ("explain", message.explain or None),
-        ("fusion", message.fusion),
-    ):
-        if value is not None:
-            raise Unimplemented(f"{field}: comes with a later release; leave it unset")
+    if message.known_at is not None:
+        raise Unimplemented("known_at: comes with a later release; leave it unset")

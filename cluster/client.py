@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mindgrid.cluster import port
+from mindgrid.cluster.fusion import fused, lanes, needs_stats, of_hits, with_records
 from mindgrid.cluster.gate import Gate, HostAway, Part, write_bytes
 from mindgrid.cluster.instants import behind, settled, stamp_read
 from mindgrid.cluster.lanes import Deadline
@@ -39,6 +40,7 @@ from mindgrid.shards.errors import (
     InDoubt,
     InvalidRequest,
     Locked,
+    MindgridError,
     Moved,
     NotFound,
     TextRefused,
@@ -53,6 +55,7 @@ from mindgrid.shards.types import (
     Expire,
     ExpireAction,
     Expired,
+    Mode,
     Query,
     Record,
     Result,
@@ -101,11 +104,12 @@ class Grid:
     ) -> Answer:
         """Return the `top_k` best records, best first, ties to the smaller id.
 
-        With `text` the query's vector must be empty; it is embedded.
+        With `text` the query's vector must be empty; it is embedded, or its words are looked for,
+        or both, as `query.mode` says.
         """
         key, route, deadline = await self._begin(namespace, deadline_s)
         query = check_query(query, route.spec.config.space, text)
-        if text:
+        if text and query.mode is not Mode.SPARSE:
             query = replace(query, vector=await self._query_vector(key, text, deadline))
         return await self._retried(
             deadline, lambda routes: self._search(routes.route(key), query, deadline)
@@ -238,9 +242,36 @@ class Grid:
 
     async def _search(self, route: Route, query: Query, deadline: Deadline) -> Answer:
         if len(route.by_host) == 1:
-            # One host stamps the read with its own clock and settles its shards by itself.
+            # One host stamps the read with its own clock, and settles its shards and joins the
+            # lanes by itself.
             return await self._ask(route, 0, query, None, deadline)
-        stamp = self._shared_stamp()
+        stamp, asked = self._shared_stamp(), lanes(replace(query, explain=False))
+        if needs_stats(asked[-1]):
+            count = await self._search_lane(route, replace(asked[-1], top_k=0), stamp, deadline)
+            stamp = Stamp(count.instant, exactly=True)
+            asked[-1] = replace(asked[-1], stats=count.stats)
+        answers = await _all(self._search_lane(route, lane, stamp, deadline) for lane in asked)
+        answer = fused(query, answers)
+        if query.mode is not Mode.HYBRID or not query.want or not answer.hits:
+            return answer
+        read = port.GetItem(
+            route.spec.key,
+            route.generation,
+            (),
+            of_hits(query),
+            query.want,
+            Stamp(answer.instant, exactly=True),
+        )
+        ids = [hit.id for hit in answer.hits]
+        complete = with_records(answer, await self._get(route, ids, read, deadline))
+        if isinstance(complete, MindgridError):
+            raise complete
+        return complete
+
+    async def _search_lane(
+        self, route: Route, query: Query, stamp: Stamp, deadline: Deadline
+    ) -> Answer:
+        """Return the answer of all hosts to one lane, at one instant."""
         hosts = range(len(route.by_host))
         answers = await _all(self._ask(route, host, query, stamp, deadline) for host in hosts)
         instants = [answer.instant for answer in answers]
@@ -277,7 +308,7 @@ class Grid:
         for index, id in enumerate(ids):
             by_host.setdefault(route.hosts[route.shard_of(id)], []).append(index)
         hosts = list(by_host)
-        stamp = self._shared_stamp() if len(hosts) > 1 else None
+        stamp = read.stamp or (self._shared_stamp() if len(hosts) > 1 else None)
         parts = {
             host: tuple((route.shard_of(ids[i]), ids[i]) for i in by_host[host]) for host in hosts
         }

@@ -1,4 +1,7 @@
-"""One read over several shards of one process: two rounds at most, then one answer.
+"""One read over several shards of one process: a few rounds at most, then one answer.
+
+    count words ─► settle ─► search each lane ─► settle ─► merge ─► fuse ─► fetch the records
+    (by words)                                                      (HYBRID alone)
 
 A host does this for its own shards, so that a namespace costs one answer a host and not one a
 shard; `client.Grid` does the same over hosts with the same rules, `instants` and `merge`.
@@ -10,12 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec.structs import replace
+
+from mindgrid.cluster.fusion import fused, lanes, needs_stats, of_hits, with_records
 from mindgrid.cluster.instants import behind, settled
 from mindgrid.cluster.merge import merge
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import InDoubt, MindgridError
-from mindgrid.shards.types import Answer, Query, Record, Selection, Stamp, Want
+from mindgrid.shards.types import Answer, Mode, Query, Record, Selection, Stamp, Want
 
 
 class Reads(Protocol):
@@ -36,9 +42,51 @@ def search_shards(
     shards: Sequence[Reads], queries: Sequence[Query], stamp: Stamp
 ) -> list[Answer | MindgridError]:
     """Return one answer for each query over all shards; an error of any shard is the query's."""
-    if len(shards) == 1:
-        return shards[0].search(queries, stamp)
+    asked = [lanes(query) for query in queries]
+    counted = _counted(shards, [lane for own_lanes in asked for lane in own_lanes], stamp)
+    found_by_lane = _search_lanes(shards, counted.lanes, counted.stamp)
+    for at, error in counted.failures.items():
+        found_by_lane[at] = error, {}
+    found = iter(found_by_lane)
+    answers: list[Answer | MindgridError] = []
+    for query, own_lanes in zip(queries, asked, strict=True):
+        results = [next(found) for _ in own_lanes]
+        answers.append(_fetched(shards, query, results))
+    return answers
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """Lanes with the statistics of all shards, the stamp at which these hold, and what failed."""
+
+    lanes: list[Query]
+    stamp: Stamp
+    failures: dict[int, MindgridError]
+
+
+def _counted(shards: Sequence[Reads], asked: list[Query], stamp: Stamp) -> _Counted:
+    """Count the words of the lanes that need it; one shard does so by itself."""
+    open_ = [at for at, lane in enumerate(asked) if needs_stats(lane)]
+    if len(shards) == 1 or not open_:
+        return _Counted(asked, stamp, {})
+    counts = _search_lanes(shards, [replace(asked[at], top_k=0) for at in open_], stamp)
+    counted, instants, failures = list(asked), [], {}
+    for at, (count, _) in zip(open_, counts, strict=True):
+        if isinstance(count, MindgridError):
+            failures[at] = count
+        else:
+            counted[at] = replace(asked[at], stats=count.stats)
+            instants.append(count.instant)
+    return _Counted(counted, settled(instants) if instants else stamp, failures)
+
+
+def _search_lanes(
+    shards: Sequence[Reads], queries: Sequence[Query], stamp: Stamp
+) -> list[tuple[Answer | MindgridError, dict[str, int]]]:
+    """Return the merged answer of each lane, and in which shard each of its hits lies."""
     rounds = [shard.search(queries, stamp) for shard in shards]
+    if len(shards) == 1:
+        return [(answer, {}) for answer in rounds[0]]
     again: dict[tuple[int, Stamp], list[int]] = {}
     for index, query in enumerate(queries):
         column = [answers[index] for answers in rounds]
@@ -56,9 +104,42 @@ def search_shards(
         for index, answer in zip(indexes, answers, strict=True):
             rounds[shard][index] = answer
     return [
-        merged([answers[index] for answers in rounds], query.top_k)
+        (
+            merged([answers[index] for answers in rounds], query.top_k),
+            _places([answers[index] for answers in rounds]),
+        )
         for index, query in enumerate(queries)
     ]
+
+
+def _places(answers: Sequence[Answer | MindgridError]) -> dict[str, int]:
+    return {
+        hit.id: shard
+        for shard, answer in enumerate(answers)
+        if isinstance(answer, Answer)
+        for hit in answer.hits
+    }
+
+
+def _fetched(
+    shards: Sequence[Reads],
+    query: Query,
+    results: Sequence[tuple[Answer | MindgridError, dict[str, int]]],
+) -> Answer | MindgridError:
+    """Return the query's answer from those of its lanes, with the records it wants."""
+    answers: list[Answer] = []
+    for answer, _ in results:
+        if isinstance(answer, MindgridError):
+            return answer
+        answers.append(answer)
+    whole = fused(query, answers)
+    if query.mode is not Mode.HYBRID or not query.want or not whole.hits:
+        return whole
+    places = {id: shard for _, found in results for id, shard in found.items()}
+    ids = [(places.get(hit.id, 0), hit.id) for hit in whole.hits]
+    read = ById(of_hits(query), query.want)
+    found = get_from_shards(dict(enumerate(shards)), ids, read, Stamp(whole.instant, exactly=True))
+    return found if isinstance(found, MindgridError) else with_records(whole, found.records)
 
 
 def merged(answers: Sequence[Answer | MindgridError], top_k: int) -> Answer | MindgridError:

@@ -164,13 +164,11 @@ def _check_depth(depth: int) -> int:
 
 
 def _check_fusion(fusion: Fusion) -> None:
-    for field, weight in (
-        ("fusion.dense_weight", fusion.dense_weight),
-        ("fusion.sparse_weight", fusion.sparse_weight),
-    ):
+    fields = "fusion.dense_weight", "fusion.sparse_weight"
+    for field, weight in zip(fields, fusion.weights, strict=True):
         if not 0.0 <= weight < math.inf:
             raise InvalidRequest(field, f"is {weight}, but must be a finite number from 0 on")
-    if fusion.dense_weight == fusion.sparse_weight == 0.0:
+    if not any(fusion.weights):
         raise InvalidRequest("fusion", "both weights are 0, so no lane would count")
     if not 0 < fusion.k <= MAX_ROWS_MAX:
         raise InvalidRequest("fusion.k", f"is {fusion.k}, but must be from 1 to {MAX_ROWS_MAX}")

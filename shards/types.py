@@ -229,12 +229,23 @@ class FusionMethod(enum.Enum):
 
 
 class Fusion(Value, frozen=True):
-    """Weights of the lanes, and RRF's `k`."""
+    """Weights of the lanes, and RRF's `k`.
+
+    Where neither weight is set, RRF takes both lanes alike, and CONVEX 0.3 of meaning and 0.7 of
+    words: the best of a trial on real texts, in which plain RRF lost to BM25 alone.
+    """
 
     method: FusionMethod = FusionMethod.RRF
-    dense_weight: float = 1.0
-    sparse_weight: float = 1.0
+    dense_weight: float | None = None
+    sparse_weight: float | None = None
     k: int = 60
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """The weights of meaning and of words."""
+        if self.dense_weight is None and self.sparse_weight is None:
+            return (1.0, 1.0) if self.method is FusionMethod.RRF else (0.3, 0.7)
+        return self.dense_weight or 0.0, self.sparse_weight or 0.0
 
 
 class Query(Value, frozen=True):

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TypeVar
 
+from mindgrid.api.wire import messages
 from mindgrid.api.wire.messages import (
     NO_VECTOR,
+    Explanation,
     Hit,
     Record,
     SearchRequest,
@@ -20,6 +22,9 @@ from mindgrid.shards.types import (
     Answer,
     Draft,
     ExpireAction,
+    Fusion,
+    FusionMethod,
+    Mode,
     Predicate,
     PredicateOp,
     Query,
@@ -60,6 +65,26 @@ def query(request: SearchRequest) -> Query:
         selection=_selection(request),
         want=_want(request),
         exact=request.exact,
+        mode=_mode(request.mode),
+        depth=request.rerank_candidate_k,
+        fusion=_fusion(request.fusion),
+        explain=request.explain,
+    )
+
+
+def _mode(number: int) -> Mode:
+    return _member(Mode, number, "SEARCH_MODE", "mode") if number else Mode.DENSE
+
+
+def _fusion(given: messages.Fusion | None) -> Fusion:
+    """Return how the lanes are joined; unset weights are those of the method."""
+    if given is None:
+        return Fusion()
+    method = FusionMethod.RRF
+    if given.method:
+        method = _member(FusionMethod, given.method, "FUSION_METHOD", "fusion.method")
+    return Fusion(
+        method, given.dense_weight or None, given.sparse_weight or None, given.k or Fusion().k
     )
 
 
@@ -113,9 +138,22 @@ def search_response(answer: Answer) -> SearchResponse:
 
 def _hits(hits: Sequence[types.Hit]) -> list[Hit]:
     return [
-        Hit(record=Record(id=hit.id) if hit.record is None else record(hit.record), score=hit.score)
+        Hit(
+            record=Record(id=hit.id) if hit.record is None else record(hit.record),
+            score=hit.score,
+            explanation=None if hit.explanation is None else _explanation(hit.explanation),
+        )
         for hit in hits
     ]
+
+
+def _explanation(why: types.Explanation) -> Explanation:
+    return Explanation(
+        dense_rank=why.dense_rank,
+        dense_score=why.dense_score,
+        sparse_rank=why.sparse_rank,
+        sparse_score=why.sparse_score,
+    )
 
 
 def record(stored: types.Record) -> Record:

@@ -7,7 +7,6 @@ all the wire's types can hold of what we keep; a field that is unset holds its d
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -18,15 +17,6 @@ from mindgrid.shards.types import Vector
 
 NO_VECTOR: Vector = np.empty(0, dtype=np.float32)
 NO_VECTOR.flags.writeable = False
-
-
-class SearchMode(enum.IntEnum):
-    """What a search compares."""
-
-    UNSPECIFIED = 0
-    DENSE = 1
-    SPARSE = 2
-    HYBRID = 3
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +74,7 @@ class Fusion(Message, frozen=True, kw_only=True):
 
 
 class SearchRequest(Message, frozen=True, kw_only=True):
-    """One query; `mode` is a number, perhaps one that SearchMode does not know."""
+    """One query; `mode` is a number, of the proto's SearchMode, perhaps one it does not know."""
 
     namespace: str = ""
     query_text: str = ""

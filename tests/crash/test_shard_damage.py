@@ -29,6 +29,7 @@ SEALED = {
     "changes: data": r"segment-\w+/changes\.lance/data/.*\.lance",
     "vectors.f32": r"segment-\w+/vectors\.f32",
     "squares.f64": r"segment-\w+/squares\.f64",
+    "words.bin": r"segment-\w+/words\.bin",
     "values.arrow": r"segment-\w+/values\.arrow",
     "ivf.faiss": r"index-\w+/ivf\.faiss",
     "ivf.json": r"index-\w+/ivf\.json",

@@ -6,13 +6,16 @@ import asyncio
 import dataclasses
 import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from msgspec.structs import replace
 
 from mindgrid.cluster.client import Grid
+from mindgrid.cluster.embedders.protocol import Vectors
 from mindgrid.cluster.host import Opened, open_shard
 from mindgrid.cluster.local import LocalCluster
 from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, NamespaceSpec
@@ -23,10 +26,16 @@ from mindgrid.shards.errors import MindgridError, PreconditionFailed
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.types import (
+    NO_VECTOR,
     Answer,
     Command,
     Delete,
     Expire,
+    Explanation,
+    FusionMethod,
+    Hit,
+    Mode,
+    Query,
     Result,
     Selection,
     Stamp,
@@ -63,7 +72,8 @@ class Grids:
         namespace = NamespaceSpec(KEY, EXACT, Driver.LANCE, shards)
         spec = GridSpec(storage, (namespace,), 2, Bounds(skew_max_s=3600.0))
         self.cluster = LocalCluster(spec, self._open, self.clock)
-        self.grid = Grid(self.cluster, None, self.clock)
+        self.vector = NO_VECTOR
+        self.grid = Grid(self.cluster, self, self.clock)
 
     def _open(self, opened: Opened) -> SemanticShard:
         shard = open_shard(opened)
@@ -141,10 +151,18 @@ class Grids:
             known_at=self._ago(search.known_at_ago),
         )
         query = replace(search.query, selection=selection)
-        expected = self.oracle.search([query], Stamp(self.clock.now()))[0]
-        assert isinstance(expected, Answer)
-        assert view(await self.grid.search("h", query)) == view(expected)
-        self._seen["searches"] += 1
+        if query.mode is Mode.SPARSE and search.hybrid:
+            query = replace(query, mode=Mode.HYBRID)
+        expected = hybrid_search(self.oracle, query, Stamp(self.clock.now()))
+        text = "" if query.mode is Mode.DENSE else query.text
+        self.vector = query.vector
+        asked = replace(query, vector=NO_VECTOR, text="") if text else replace(query, text="")
+        assert view(await self.grid.search("h", asked, text)) == view(expected)
+        self._seen[query.mode.name] += 1
+
+    async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> Vectors:
+        """Answer for the grid's embedder: each text means what the query at hand does."""
+        return np.stack([self.vector] * len(texts))
 
     async def _get(self, get: Get) -> None:
         selection = Selection(
@@ -158,6 +176,56 @@ class Grids:
 
     def _ago(self, micros: int | None) -> Instant | None:
         return None if micros is None else Instant(self.clock.now() - micros)
+
+
+def hybrid_search(oracle: MemoryShard, query: Query, stamp: Stamp) -> Answer:
+    """Return the oracle's answer; its lanes are joined here, one hit after the other."""
+    if query.mode is not Mode.HYBRID:
+        (answer,) = oracle.search([query], stamp)
+        assert isinstance(answer, Answer)
+        return _explained(query, answer)
+    found: list[Answer] = []
+    for mode in (Mode.DENSE, Mode.SPARSE):
+        depth = max(query.depth, query.top_k)
+        (lane,) = oracle.search([replace(query, mode=mode, top_k=depth)], stamp)
+        assert isinstance(lane, Answer)
+        found.append(lane)
+    hits: dict[str, Hit] = {}
+    for lane, weight in zip(found, query.fusion.weights, strict=True):
+        for rank, hit in enumerate(lane.hits, 1):
+            if query.fusion.method is FusionMethod.RRF:
+                part = weight / (query.fusion.k + rank)
+            else:
+                best = lane.hits[0].score
+                part = weight * (hit.score / best) if best > 0 else 0.0
+            known = hits.get(hit.id, replace(hit, score=0.0, explanation=Explanation()))
+            names = (
+                ("dense_rank", "dense_score")
+                if lane is found[0]
+                else ("sparse_rank", "sparse_score")
+            )
+            assert known.explanation is not None
+            why = replace(known.explanation, **dict(zip(names, (rank, hit.score), strict=True)))
+            hits[hit.id] = replace(known, score=known.score + part, explanation=why)
+    ranked = sorted(
+        (replace(hit, score=float(np.float32(hit.score))) for hit in hits.values()),
+        key=lambda hit: (-hit.score, hit.id),
+    )
+    if not query.explain:
+        ranked = [replace(hit, explanation=None) for hit in ranked]
+    dense, sparse = found
+    return Answer(tuple(ranked[: query.top_k]), dense.instant, True, dense.scanned + sparse.scanned)
+
+
+def _explained(query: Query, answer: Answer) -> Answer:
+    if not query.explain:
+        return answer
+    hits: list[Hit] = []
+    for rank, hit in enumerate(answer.hits, 1):
+        dense = query.mode is Mode.DENSE
+        why = Explanation(rank, hit.score) if dense else Explanation(0, 0.0, rank, hit.score)
+        hits.append(replace(hit, explanation=why))
+    return replace(answer, hits=tuple(hits))
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -190,5 +258,5 @@ def test_every_history_reads_like_one_shard_of_the_oracle(shards: int) -> None:
 
     run()
     assert seen["operations"] >= 500
-    for path in ("exact", "seals", "writes", "searches"):
+    for path in ("exact", "words", "seals", "writes", "DENSE", "SPARSE", "HYBRID"):
         assert seen[path] > 0, f"no history took the path {path}: {dict(seen)}"

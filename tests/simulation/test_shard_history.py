@@ -202,7 +202,10 @@ def reply(shard: SemanticShard, request: Request) -> Reply | str:
 
 def view(answer: Answer) -> object:
     """Everything an answer shows, in a form that compares."""
-    hits = [(h.id, np.float32(h.score).tobytes(), record_view(h.record)) for h in answer.hits]
+    hits = [
+        (hit.id, np.float32(hit.score).tobytes(), record_view(hit.record), hit.explanation)
+        for hit in answer.hits
+    ]
     return hits, answer.instant, answer.scanned
 
 
@@ -245,7 +248,7 @@ def run_all(kind: SearchStrategy[list[Operation]], workers: Workers, count: int)
     return seen
 
 
-PATHS = ("exact", "ivf", "fresh", "seals", "merges", "index_builds", "index_extends")
+PATHS = ("exact", "ivf", "words", "fresh", "seals", "merges", "index_builds", "index_extends")
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")

@@ -14,6 +14,9 @@ from mindgrid.shards.types import (
     Draft,
     Expire,
     ExpireAction,
+    Fusion,
+    FusionMethod,
+    Mode,
     Predicate,
     PredicateOp,
     Query,
@@ -27,16 +30,21 @@ from tests.support.clocks import START
 
 DIMENSIONS = 6
 IDS = [*(f"id{n}" for n in range(60)), "ä/#?", "日本", "\U0001f600", " "]
+TEXTS = ["apple pie", "an apple, a pie and a pie", "café", "日本語", "text of apple"]
 _AROUND = 3_000_000
 
 
 @dataclass(frozen=True)
 class Search:
-    """Ask both drivers the same; times are relative to the clock's now."""
+    """Ask both drivers the same; times are relative to the clock's now.
+
+    By words, `hybrid` asks by meaning too where there is a grid to join the lanes.
+    """
 
     query: Query
     as_of_ago: int | None
     known_at_ago: int | None
+    hybrid: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ _vectors = (
 def _drafts(draw: st.DrawFn) -> Draft:
     return Draft(
         id=draw(_ids),
-        content=draw(st.sampled_from(["", "apple pie", "café", "日本語"])),
+        content=draw(st.sampled_from(["", *TEXTS])),
         vector=draw(_vectors),
         payload=draw(st.sampled_from([b"", b"\x00\xff", b"payload"])),
         metadata=draw(_metadata),
@@ -175,6 +183,13 @@ _queries = st.builds(
     selection=st.just(Selection()) | st.just(Selection(include_invalidated=True)) | _selections,
     want=st.sampled_from([Want.ID, Want.VALUES, Want.VALUES | Want.PAYLOAD | Want.VECTOR]),
     exact=st.booleans(),
+    mode=st.sampled_from([Mode.DENSE, Mode.DENSE, Mode.SPARSE]),
+    text=st.sampled_from([*TEXTS, "pie", "Apple apple text", "語", "本語", "nothing"]),
+    explain=st.booleans(),
+    depth=st.sampled_from([3, 50]),
+    fusion=st.sampled_from(
+        [Fusion(), Fusion(FusionMethod.CONVEX), Fusion(dense_weight=0.2, sparse_weight=2.0, k=1)]
+    ),
 )
 _ago = st.none() | st.none() | st.integers(0, 2 * _AROUND)
 _searches = st.builds(
@@ -182,6 +197,7 @@ _searches = st.builds(
     query=_queries,
     as_of_ago=_ago | st.integers(-_AROUND, 0),
     known_at_ago=_ago,
+    hybrid=st.booleans(),
 )
 _gets = st.builds(
     Get,

@@ -24,7 +24,10 @@ from mindgrid.shards.types import (
     Draft,
     ExpireAction,
     Expired,
+    Fusion,
+    FusionMethod,
     Hit,
+    Mode,
     Query,
     Record,
     Upserted,
@@ -289,7 +292,8 @@ BAD_BODIES = [
     (b'{"queryVector": [null]}', "query_vector[0]"),
     (b'{"asOf": "yesterday"}', "as_of: must be an RFC 3339 time"),
     (b'{"asOf": "0001-01-01T00:00:00+00:01"}', "as_of: must lie within the years 1 to 9999"),
-    (b'{"mode": 9}', "mode: is 9, which is no SearchMode"),
+    (b'{"mode": 9}', "mode: is 9; use one of SEARCH_MODE_DENSE, SEARCH_MODE_SPARSE"),
+    (b'{"fusion": {"method": 7}}', "fusion.method: is 7; use one of FUSION_METHOD_RRF"),
     (b'{"includePayload": "true"}', "include_payload: must be true or false"),
     (b'{"queryText": "\\ud800"}', "query_text: has a lone surrogate"),
 ]
@@ -310,13 +314,24 @@ def test_a_record_of_a_batch_is_named_by_its_place(door: Door, grid: FakeGrid) -
     assert "records[0].vector[2]: is 1e+300, which is beyond float32" in message
 
 
-LATER = [
-    {"mode": "SEARCH_MODE_SPARSE"},
-    {"mode": "SEARCH_MODE_HYBRID"},
-    {"knownAt": "2024-01-01T00:00:00Z"},
-    {"explain": True},
-    {"fusion": {}},
-]
+LATER = [{"knownAt": "2024-01-01T00:00:00Z"}]
+
+
+def test_lanes_and_their_fusion_arrive_as_they_were_asked(door: Door, grid: FakeGrid) -> None:
+    body = {
+        "namespace": "n",
+        "queryText": "a",
+        "mode": "SEARCH_MODE_HYBRID",
+        "rerankCandidateK": 7,
+        "explain": True,
+        "fusion": {"method": "FUSION_METHOD_CONVEX", "sparseWeight": 0.5, "k": 9},
+    }
+    _post(door, "Search", body)
+    _post(door, "Search", {"namespace": "n", "queryText": "a", "fusion": {}})
+    (_, first, _), (_, second, _) = grid.queries
+    assert (first.mode, first.depth, first.explain) == (Mode.HYBRID, 7, True)
+    assert first.fusion == Fusion(FusionMethod.CONVEX, None, 0.5, 9)
+    assert (second.mode, second.fusion) == (Mode.DENSE, Fusion())
 
 
 @pytest.mark.parametrize("part", LATER)
