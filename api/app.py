@@ -14,16 +14,21 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from mindgrid.api import cold
-from mindgrid.api.front import Grid, Semantic
+from mindgrid.api.front import Grid, Records, Semantic
 from mindgrid.api.pace import Pace
 from mindgrid.api.principal import ANONYMOUS, Principal
 from mindgrid.api.wire import codec, http, status
 from mindgrid.api.wire.http import Answer, ClientGone, Receive, Scope, Send
 from mindgrid.api.wire.messages import (
+    CountRequest,
     DeleteRequest,
     ExpireRequest,
+    GetRequest,
+    ListRequest,
     Message,
+    SearchBatchRequest,
     SearchRequest,
+    SearchResponse,
     UpsertRequest,
 )
 
@@ -95,7 +100,9 @@ class Door:
             return await self._handled(verb, principal, message)
 
     async def _handled(self, verb: _Verb, principal: Principal, message: Message) -> Answer:
-        return Answer(200, codec.encode(await verb.handler(principal, message)))
+        answer = await verb.handler(principal, message)
+        headers = _recall(answer) if isinstance(answer, SearchResponse) else ()
+        return Answer(200, codec.encode(answer), headers)
 
     async def _health(self, scope: Scope) -> Answer:
         if scope["method"] not in ("GET", "HEAD"):
@@ -114,13 +121,23 @@ class Door:
 
 
 def _verbs(grid: Grid) -> dict[str, _Verb]:
-    semantic = Semantic(grid)
+    semantic, records = Semantic(grid), Records(grid)
     return {
         "/mindd.semantic.v1.Semantic/Upsert": _Verb(UpsertRequest, semantic.upsert),
         "/mindd.semantic.v1.Semantic/Search": _Verb(SearchRequest, semantic.search),
         "/mindd.semantic.v1.Semantic/Delete": _Verb(DeleteRequest, semantic.delete),
         "/mindd.semantic.v1.Semantic/Expire": _Verb(ExpireRequest, semantic.expire),
+        "/mindgrid.v1.Records/Get": _Verb(GetRequest, records.get),
+        "/mindgrid.v1.Records/List": _Verb(ListRequest, records.list),
+        "/mindgrid.v1.Records/Count": _Verb(CountRequest, records.count),
+        "/mindgrid.v1.Records/SearchBatch": _Verb(SearchBatchRequest, records.search_batch),
     }
+
+
+def _recall(answer: SearchResponse) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers that say what the answer's recall rests on."""
+    exact = b"true" if answer.exact else b"false"
+    return (b"mindgrid-exact", exact), (b"mindgrid-scanned", b"%d" % answer.scanned)
 
 
 def _wrong_method(scope: Scope, allowed: str) -> Answer:

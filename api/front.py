@@ -7,18 +7,30 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from mindgrid.api.principal import Principal
-from mindgrid.api.wire import convert
+from mindgrid.api.wire import convert, messages, status
 from mindgrid.api.wire.messages import (
+    CountRequest,
+    CountResponse,
     DeleteRequest,
     DeleteResponse,
     ExpireRequest,
     ExpireResponse,
+    Failure,
+    GetRequest,
+    GetResponse,
+    ListRequest,
+    ListResponse,
+    SearchBatchRequest,
+    SearchBatchResponse,
     SearchRequest,
     SearchResponse,
+    SearchResult,
     UpsertRequest,
     UpsertResponse,
 )
-from mindgrid.shards.errors import Unimplemented
+from mindgrid.cluster.client import Batch
+from mindgrid.shards.driver import Found
+from mindgrid.shards.errors import InvalidRequest, MindgridError
 from mindgrid.shards.types import (
     Answer,
     Deleted,
@@ -26,7 +38,11 @@ from mindgrid.shards.types import (
     ExpireAction,
     Expired,
     Query,
+    Scan,
+    Scanned,
+    Selection,
     Upserted,
+    Want,
 )
 
 T = TypeVar("T")
@@ -62,6 +78,20 @@ class Grid(Protocol):
         """Do `action` to the oldest records whose metadata match."""
         ...
 
+    async def search_batch(self, namespace: str, queries: Sequence[tuple[Query, str]]) -> Batch:
+        """Answer queries, each with its text or "", all at one instant."""
+        ...
+
+    async def find(
+        self, namespace: str, ids: Sequence[str], want: Want, selection: Selection
+    ) -> Found:
+        """Return records by id."""
+        ...
+
+    async def page(self, namespace: str, scan: Scan) -> Scanned:
+        """Return a page of records, and how many there are in all."""
+        ...
+
     async def ready(self) -> None:
         """Return once the catalog is loaded and the hosts answer; else Unavailable."""
         ...
@@ -85,7 +115,6 @@ class Semantic:
 
     async def search(self, principal: Principal, message: SearchRequest) -> SearchResponse:
         """Return the records nearest to the query, best first."""
-        _refuse_what_is_not_built(message)
         query = convert.query(message)
         answer = await self._grid.search(message.namespace, query, message.query_text)
         return convert.search_response(answer)
@@ -124,6 +153,64 @@ class Semantic:
             task.exception()  # Where the caller has left, no one else looks at it.
 
 
-def _refuse_what_is_not_built(message: SearchRequest) -> None:
-    if message.known_at is not None:
-        raise Unimplemented("known_at: comes with a later release; leave it unset")
+class Records:
+    """The verbs of `mindgrid.v1.Records`."""
+
+    def __init__(self, grid: Grid) -> None:
+        """Answer from `grid`."""
+        self._grid = grid
+
+    async def get(self, principal: Principal, message: GetRequest) -> GetResponse:
+        """Return records by id, in the order asked."""
+        selection, want = convert.selection(message.selection), convert.want(message)
+        found = await self._grid.find(message.namespace, message.ids, want, selection)
+        results = [
+            messages.Found(record=None if one is None else convert.record(one))
+            for one in found.records
+        ]
+        return GetResponse(results=results, read_at=found.instant)
+
+    async def list(self, principal: Principal, message: ListRequest) -> ListResponse:
+        """Return one page of records in the order of their ids."""
+        page = await self._grid.page(message.namespace, convert.scan(message))
+        return convert.list_response(message, page)
+
+    async def count(self, principal: Principal, message: CountRequest) -> CountResponse:
+        """Count the records that a selection allows."""
+        scan = Scan(convert.selection(message.selection))
+        page = await self._grid.page(message.namespace, scan)
+        return CountResponse(count=page.count, read_at=page.instant)
+
+    async def search_batch(
+        self, principal: Principal, message: SearchBatchRequest
+    ) -> SearchBatchResponse:
+        """Answer many queries at one instant; one that fails does not touch the others."""
+        results: list[SearchResult | None] = []
+        asked: list[tuple[Query, str]] = []
+        for index, query in enumerate(message.queries):
+            try:
+                asked.append((self._query(message, query, index), query.query_text))
+                results.append(None)
+            except InvalidRequest as error:
+                results.append(_failed(error))
+        batch = await self._grid.search_batch(message.namespace, asked)
+        answers = iter(batch.answers)
+        whole = [_result(next(answers)) if one is None else one for one in results]
+        return SearchBatchResponse(results=whole, read_at=batch.instant)
+
+    def _query(self, batch: SearchBatchRequest, message: SearchRequest, index: int) -> Query:
+        if message.namespace not in ("", batch.namespace):
+            problem = f"is {message.namespace!r}, but the batch asks {batch.namespace!r}"
+            raise InvalidRequest(f"queries[{index}].namespace", problem)
+        return convert.query(message)
+
+
+def _result(answer: Answer | MindgridError) -> SearchResult:
+    if isinstance(answer, MindgridError):
+        return _failed(answer)
+    return SearchResult(response=convert.search_response(answer))
+
+
+def _failed(error: MindgridError) -> SearchResult:
+    code, _, message = status.of(error)
+    return SearchResult(failure=Failure(code=code, message=message))

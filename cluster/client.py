@@ -16,6 +16,7 @@ import random
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from mindgrid.cluster.fusion import fused, lanes, needs_stats, of_hits, with_rec
 from mindgrid.cluster.gate import Gate, HostAway, Part, write_bytes
 from mindgrid.cluster.instants import behind, settled, stamp_read
 from mindgrid.cluster.lanes import Deadline
-from mindgrid.cluster.merge import merge
+from mindgrid.cluster.merge import merge, merge_pages
 from mindgrid.cluster.port import Directory, Opening, ShardKey
 from mindgrid.cluster.spec import SEMANTIC, Bounds, NamespaceKey
 from mindgrid.cluster.table import Route, Routes
@@ -59,6 +60,8 @@ from mindgrid.shards.types import (
     Query,
     Record,
     Result,
+    Scan,
+    Scanned,
     Selection,
     Stamp,
     Upsert,
@@ -75,6 +78,14 @@ class Embeds(Protocol):
     async def embed(self, namespace: NamespaceKey, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return one float32 vector for each text, in order; TextRefused names a bad one."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The answer, or the error, of each query of a batch, and the one instant of all."""
+
+    answers: list[Answer | MindgridError]
+    instant: Instant
 
 
 class Grid:
@@ -107,13 +118,38 @@ class Grid:
         With `text` the query's vector must be empty; it is embedded, or its words are looked for,
         or both, as `query.mode` says.
         """
-        key, route, deadline = await self._begin(namespace, deadline_s)
-        query = check_query(query, route.spec.config.space, text)
-        if text and query.mode is not Mode.SPARSE:
-            query = replace(query, vector=await self._query_vector(key, text, deadline))
-        return await self._retried(
-            deadline, lambda routes: self._search(routes.route(key), query, deadline)
-        )
+        key, _, deadline = await self._begin(namespace, deadline_s)
+        return await self._search_at(key, query, text, None, deadline)
+
+    async def search_batch(
+        self,
+        namespace: str,
+        queries: Sequence[tuple[Query, str]],
+        deadline_s: float | None = None,
+    ) -> Batch:
+        """Answer queries, each with its text or "", all at one instant.
+
+        One that fails is answered by its error and does not touch the others. At most
+        BATCH_QUERIES_MAX.
+        """
+        key, _, deadline = await self._begin(namespace, deadline_s)
+        if len(queries) > BATCH_QUERIES_MAX:
+            problem = f"has {len(queries)} queries, but at most {BATCH_QUERIES_MAX} are allowed"
+            raise InvalidRequest("queries", problem)
+        instant = (await self._page(key, Scan(), deadline)).instant
+        stamp = Stamp(instant, exactly=True)
+        vectors = await self._vectors_of(key, queries, deadline)
+        turns = asyncio.Semaphore(_BATCH_AT_ONCE)
+
+        async def answer(query: Query, text: str) -> Answer | MindgridError:
+            async with turns:
+                try:
+                    vector = vectors.get(text)
+                    return await self._search_at(key, query, text, stamp, deadline, vector)
+                except MindgridError as error:
+                    return error
+
+        return Batch(await _all(answer(query, text) for query, text in queries), instant)
 
     async def get(
         self,
@@ -124,16 +160,42 @@ class Grid:
         deadline_s: float | None = None,
     ) -> list[Record | None]:
         """Return the records with these ids, in order; None where `selection` sees none."""
+        return list((await self.find(namespace, ids, want, selection, deadline_s)).records)
+
+    async def find(
+        self,
+        namespace: str,
+        ids: Sequence[str],
+        want: Want = Want.VALUES,
+        selection: Selection | None = None,
+        deadline_s: float | None = None,
+    ) -> Found:
+        """Return what `get` does, and the instant of the read. At most IDS_MAX ids."""
         key, _, deadline = await self._begin(namespace, deadline_s)
         selection = selection or Selection()
         check_ids(ids)
+        if len(ids) > IDS_MAX:
+            raise InvalidRequest("ids", f"has {len(ids)} ids, but at most {IDS_MAX} are allowed")
         check_selection(selection)
         if not ids:
-            return []
+            return Found((), (await self._page(key, Scan(), deadline)).instant)
         read = port.GetItem(key, 0, (), selection, want, None)
         return await self._retried(
             deadline, lambda routes: self._get(routes.route(key), ids, read, deadline)
         )
+
+    async def page(self, namespace: str, scan: Scan, deadline_s: float | None = None) -> Scanned:
+        """Return the records of a page in the order of their ids, and how many there are in all.
+
+        Whoever goes on behind the last id of each page meets every record once that was there
+        throughout, whatever is written meanwhile. A `limit` of 0 counts only.
+        """
+        key, _, deadline = await self._begin(namespace, deadline_s)
+        check_selection(scan.selection)
+        if not 0 <= scan.limit <= PAGE_MAX:
+            problem = f"is {scan.limit}, but must be from 0 to {PAGE_MAX}"
+            raise InvalidRequest("page_size", problem)
+        return await self._page(key, scan, deadline)
 
     async def upsert(
         self,
@@ -240,12 +302,33 @@ class Grid:
 
     # Reads
 
-    async def _search(self, route: Route, query: Query, deadline: Deadline) -> Answer:
+    async def _search_at(
+        self,
+        key: NamespaceKey,
+        query: Query,
+        text: str,
+        stamp: Stamp | None,
+        deadline: Deadline,
+        vector: NDArray[np.float32] | None = None,
+    ) -> Answer:
+        assert self._routes is not None
+        query = check_query(query, self._routes.route(key).spec.config.space, text)
+        if text and query.mode is not Mode.SPARSE:
+            if vector is None:
+                vector = await self._query_vector(key, text, deadline)
+            query = replace(query, vector=vector)
+        return await self._retried(
+            deadline, lambda routes: self._search(routes.route(key), query, stamp, deadline)
+        )
+
+    async def _search(
+        self, route: Route, query: Query, stamp: Stamp | None, deadline: Deadline
+    ) -> Answer:
         if len(route.by_host) == 1:
             # One host stamps the read with its own clock, and settles its shards and joins the
             # lanes by itself.
-            return await self._ask(route, 0, query, None, deadline)
-        stamp, asked = self._shared_stamp(), lanes(replace(query, explain=False))
+            return await self._ask(route, 0, query, stamp, deadline)
+        stamp, asked = stamp or self._shared_stamp(), lanes(replace(query, explain=False))
         if needs_stats(asked[-1]):
             count = await self._search_lane(route, replace(asked[-1], top_k=0), stamp, deadline)
             stamp = Stamp(count.instant, exactly=True)
@@ -263,7 +346,8 @@ class Grid:
             Stamp(answer.instant, exactly=True),
         )
         ids = [hit.id for hit in answer.hits]
-        complete = with_records(answer, await self._get(route, ids, read, deadline))
+        found = await self._get(route, ids, read, deadline)
+        complete = with_records(answer, found.records)
         if isinstance(complete, MindgridError):
             raise complete
         return complete
@@ -303,7 +387,7 @@ class Grid:
 
     async def _get(
         self, route: Route, ids: Sequence[str], read: port.GetItem, deadline: Deadline
-    ) -> list[Record | None]:
+    ) -> Found:
         by_host: dict[str, list[int]] = {}
         for index, id in enumerate(ids):
             by_host.setdefault(route.hosts[route.shard_of(id)], []).append(index)
@@ -327,7 +411,38 @@ class Grid:
         for host, answer in zip(hosts, found, strict=True):
             for index, record in zip(by_host[host], answer.records, strict=True):
                 records[index] = record
-        return records
+        return Found(tuple(records), max(answer.instant for answer in found))
+
+    async def _page(self, key: NamespaceKey, scan: Scan, deadline: Deadline) -> Scanned:
+        return await self._retried(
+            deadline, lambda routes: self._scan(routes.route(key), scan, deadline)
+        )
+
+    async def _scan(self, route: Route, scan: Scan, deadline: Deadline) -> Scanned:
+        hosts = range(len(route.by_host))
+        stamp = self._shared_stamp() if len(hosts) > 1 else None
+        pages = await _all(self._scan_host(route, host, scan, stamp, deadline) for host in hosts)
+        instants = [page.instant for page in pages]
+        for host in behind(instants, scan.selection):
+            pages[host] = await self._scan_host(route, host, scan, settled(instants), deadline)
+        return merge_pages(pages, scan.limit)
+
+    async def _scan_host(
+        self, route: Route, host: int, scan: Scan, stamp: Stamp | None, deadline: Deadline
+    ) -> Scanned:
+        name, shards = route.by_host[host]
+        gate = self._gates[name]
+        part = Part(route.spec.key, route.generation, shards, stamp)
+        while True:
+            item = port.ScanItem(part.namespace, part.generation, shards, scan, part.stamp)
+            try:
+                scanned = await gate.scans.submit(part.namespace, item, deadline)
+            except InDoubt as doubt:
+                part = part._replace(stamp=Stamp(Instant(doubt.instant), exactly=True))
+            else:
+                if not isinstance(scanned, Opening):
+                    return scanned
+            await self._warm(gate, part, deadline)
 
     async def _ask_by_id(self, host: str, item: port.GetItem, deadline: Deadline) -> Found:
         gate = self._gates[host]
@@ -400,6 +515,20 @@ class Grid:
         for index, vector in zip(missing, vectors, strict=True):
             drafts[index] = replace(drafts[index], vector=vector)
         return replace(command, drafts=tuple(drafts))
+
+    async def _vectors_of(
+        self, key: NamespaceKey, queries: Sequence[tuple[Query, str]], deadline: Deadline
+    ) -> dict[str, NDArray[np.float32]]:
+        """Embed the texts of a batch together; none if that fails, so that each fails by itself."""
+        asked = {text: None for query, text in queries if text and query.mode is not Mode.SPARSE}
+        texts = [text for text in asked if isinstance(text, str)]
+        if not texts:
+            return {}
+        try:
+            vectors = await self._embed(key, texts, deadline)
+        except MindgridError:
+            return {}
+        return dict(zip(texts, vectors, strict=True))
 
     async def _query_vector(
         self, key: NamespaceKey, text: str, deadline: Deadline
@@ -540,6 +669,11 @@ async def _nothing(routes: Routes) -> None:
     """Do no work: what is wanted is the table."""
 
 
+BATCH_QUERIES_MAX = 1_000
+IDS_MAX = 10_000
+PAGE_MAX = 10_000
+_BATCH_AT_ONCE = 64
+"""Queries of one batch under way together: the lanes have room for other callers."""
 _ASK_AGAIN_S = 1.0
 # Together less than whoever probes a server waits.
 _TABLE_WAIT_S = 0.5

@@ -9,19 +9,29 @@ shard; `client.Grid` does the same over hosts with the same rules, `instants` an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
 
 from mindgrid.cluster.fusion import fused, lanes, needs_stats, of_hits, with_records
 from mindgrid.cluster.instants import behind, settled
-from mindgrid.cluster.merge import merge
+from mindgrid.cluster.merge import merge, merge_pages
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import InDoubt, MindgridError
-from mindgrid.shards.types import Answer, Mode, Query, Record, Selection, Stamp, Want
+from mindgrid.shards.types import (
+    Answer,
+    Mode,
+    Query,
+    Record,
+    Scan,
+    Scanned,
+    Selection,
+    Stamp,
+    Want,
+)
 
 
 class Reads(Protocol):
@@ -35,6 +45,10 @@ class Reads(Protocol):
         self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
     ) -> Found | MindgridError:
         """See `SemanticShard.get`."""
+        ...
+
+    def scan(self, scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+        """See `SemanticShard.scan`."""
         ...
 
 
@@ -167,28 +181,59 @@ def get_from_shards(
     wanted: dict[int, list[str]] = {}
     for shard, id in ids:
         wanted.setdefault(shard, []).append(id)
-    numbers = list(wanted)
-    found: dict[int, Found] = {}
-    instants: list[Instant] = []
-    doubtful = False
-    for shard in numbers:
-        part = shards[shard].get(wanted[shard], read.selection, read.want, stamp)
+    found = _settled(
+        lambda shard, at: shards[shard].get(wanted[shard], read.selection, read.want, at),
+        list(wanted),
+        read.selection,
+        stamp,
+    )
+    if isinstance(found, MindgridError):
+        return found
+    records = {shard: iter(part.records) for shard, part in found.items()}
+    ordered: tuple[Record | None, ...] = tuple(next(records[shard]) for shard, _ in ids)
+    return Found(ordered, max(part.instant for part in found.values()))
+
+
+def scan_shards(shards: Sequence[Reads], scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+    """Return a page over all shards, as of one instant."""
+    found = _settled(
+        lambda shard, at: shards[shard].scan(scan, at), range(len(shards)), scan.selection, stamp
+    )
+    return found if isinstance(found, MindgridError) else merge_pages(found.values(), scan.limit)
+
+
+class _Timed(Protocol):
+    @property
+    def instant(self) -> Instant: ...
+
+
+T = TypeVar("T", bound=_Timed)
+
+
+def _settled(
+    ask: Callable[[int, Stamp], T | MindgridError],
+    shards: Sequence[int],
+    selection: Selection,
+    stamp: Stamp,
+) -> dict[int, T] | MindgridError:
+    """Ask each shard, and those behind once more, so that all answer at one instant."""
+    found: dict[int, T] = {}
+    doubtful: list[Instant] = []
+    for shard in shards:
+        part = ask(shard, stamp)
         if isinstance(part, InDoubt):
-            doubtful = True
-            instants.append(Instant(part.instant))
+            doubtful.append(Instant(part.instant))
         elif isinstance(part, MindgridError):
             return part
         else:
             found[shard] = part
-            instants.append(part.instant)
     if doubtful:
+        instants = [*doubtful, *(part.instant for part in found.values())]
         return InDoubt("the namespace", max(instants))
-    for position in behind(instants, read.selection):
-        shard = numbers[position]
-        part = shards[shard].get(wanted[shard], read.selection, read.want, settled(instants))
+    instants = [found[shard].instant for shard in shards]
+    for position in behind(instants, selection):
+        part = ask(shards[position], settled(instants))
         if isinstance(part, MindgridError):
             return part
-        found[shard] = part
-    records = {shard: iter(part.records) for shard, part in found.items()}
-    ordered: tuple[Record | None, ...] = tuple(next(records[shard]) for shard, _ in ids)
-    return Found(ordered, max(instants))
+        found[shards[position]] = part
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from mindgrid.cluster import port
 from mindgrid.cluster.lanes import Lane, LaneBounds
@@ -14,7 +14,9 @@ from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import MindgridError, Unavailable
 from mindgrid.shards.transactions import Reply
-from mindgrid.shards.types import Answer, Query, Result, Stamp, Upsert, Want
+from mindgrid.shards.types import Answer, Query, Result, Scanned, Stamp, Upsert, Want
+
+R = TypeVar("R")
 
 
 class HostAway(Unavailable):
@@ -60,6 +62,9 @@ class Gate:
             f"{host} heavy", partial(self._search, True), heavy
         )
         self.reads: Lane[port.GetItem, Found | Opening] = Lane(f"{host} read", self._get, quick)
+        self.scans: Lane[port.ScanItem, Scanned | Opening] = Lane(
+            f"{host} scan", self._scan, LaneBounds(1, bounds.batch_queries, waiting)
+        )
         self.writes: Lane[port.Write, Result | Reply | Opening] = Lane(
             f"{host} write", self._commit, write
         )
@@ -83,7 +88,7 @@ class Gate:
 
     async def close(self) -> None:
         """Give up all that waits."""
-        for lane in (self.quick, self.heavy, self.reads, self.writes):
+        for lane in (self.quick, self.heavy, self.reads, self.scans, self.writes):
             await lane.close()
 
     async def _search(
@@ -97,45 +102,30 @@ class Gate:
             for p, indexes in groups.items()
         ]
         call = port.encode(port.SearchCall(self.epoch, items))
-        outcomes = iter(
-            port.decode_answers(await self._call(partial(self._port.search, heavy=heavy), call))
-        )
+        answer = await self._call(partial(self._port.search, heavy=heavy), call)
+        by_group = _results(port.decode_answers(answer))
+        in_groups = iter(by_group)
         results: list[Answer | Opening | MindgridError] = [_OPENING] * len(batch)
         for indexes in groups.values():
             for index in indexes:
-                outcome = next(outcomes)
-                results[index] = (
-                    outcome.value
-                    if isinstance(outcome, Done)
-                    else outcome.rebuild()
-                    if isinstance(outcome, Failed)
-                    else outcome
-                )
+                results[index] = next(in_groups)
         return results
 
     async def _get(self, batch: list[port.GetItem]) -> Sequence[Found | Opening | MindgridError]:
         call = port.encode(port.GetCall(self.epoch, batch))
-        return [
-            outcome.value
-            if isinstance(outcome, Done)
-            else outcome.rebuild()
-            if isinstance(outcome, Failed)
-            else outcome
-            for outcome in port.decode_found(await self._call(self._port.get, call))
-        ]
+        return _results(port.decode_found(await self._call(self._port.get, call)))
+
+    async def _scan(
+        self, batch: list[port.ScanItem]
+    ) -> Sequence[Scanned | Opening | MindgridError]:
+        call = port.encode(port.ScanCall(self.epoch, batch))
+        return _results(port.decode_scanned(await self._call(self._port.scan, call)))
 
     async def _commit(
         self, batch: list[port.Write]
     ) -> Sequence[Result | Reply | Opening | MindgridError]:
         call = port.encode(port.CommitCall(self.epoch, batch))
-        return [
-            outcome
-            if isinstance(outcome, Opening)
-            else outcome.rebuild()
-            if isinstance(outcome, Failed)
-            else outcome.value
-            for outcome in port.decode_written(await self._call(self._port.commit, call))
-        ]
+        return _results(port.decode_written(await self._call(self._port.commit, call)))
 
     async def _call(self, call: Callable[[bytes], Awaitable[bytes]], work: bytes) -> bytes:
         try:
@@ -143,6 +133,20 @@ class Gate:
         except Unavailable as error:
             # Of the host itself, for a shard's errors come back as outcomes.
             raise HostAway(error.what, error.reason) from error
+
+
+def _results(
+    outcomes: Sequence[Done[R] | Failed | Opening],
+) -> list[R | Opening | MindgridError]:
+    """Return what each item of a call came to."""
+    return [
+        outcome.value
+        if isinstance(outcome, Done)
+        else outcome.rebuild()
+        if isinstance(outcome, Failed)
+        else outcome
+        for outcome in outcomes
+    ]
 
 
 def write_bytes(write: port.Write) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from mindgrid.cluster.client import Embeds, Grid
+from mindgrid.cluster.client import Batch, Embeds, Grid
 from mindgrid.cluster.coordinator import RayDirectory
 from mindgrid.cluster.embedders.protocol import EmbedderSpec, Embedding, Vectors
 from mindgrid.cluster.embedders.service import EmbedService
@@ -25,6 +25,8 @@ from mindgrid.shards.types import (
     Expired,
     Query,
     Record,
+    Scan,
+    Scanned,
     Selection,
     Upserted,
     Want,
@@ -96,6 +98,19 @@ class Handle:
     ) -> list[Record | None]:
         """See `Grid.get`."""
         return self._wait(self.grid.get(namespace, ids, want, selection, deadline_s))
+
+    def search_batch(
+        self,
+        namespace: str,
+        queries: Sequence[tuple[Query, str]],
+        deadline_s: float | None = None,
+    ) -> Batch:
+        """See `Grid.search_batch`."""
+        return self._wait(self.grid.search_batch(namespace, queries, deadline_s))
+
+    def page(self, namespace: str, scan: Scan, deadline_s: float | None = None) -> Scanned:
+        """See `Grid.page`."""
+        return self._wait(self.grid.page(namespace, scan, deadline_s))
 
     def upsert(
         self,

@@ -26,7 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from mindgrid.cluster import port
-from mindgrid.cluster.fanout import ById, get_from_shards, search_shards
+from mindgrid.cluster.fanout import ById, get_from_shards, scan_shards, search_shards
 from mindgrid.cluster.instants import stamp_read
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey, failed
 from mindgrid.cluster.process import end, this_process
@@ -48,7 +48,7 @@ from mindgrid.shards.errors import (
 from mindgrid.shards.files import create_folder, sync
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.transactions import Ask, Forget, Reply, Request, Resolve
-from mindgrid.shards.types import Command, Delete, Expire, Result, Stamp, Upsert
+from mindgrid.shards.types import Command, Delete, Expire, Result, Scanned, Stamp, Upsert
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ THREADS = {
     "search": 4,
     "heavy": 1,
     "get": 2,
+    "scan": 2,
     "commit": 32,
     "transact": 16,
     "warm": 16,
@@ -210,6 +211,12 @@ class Host:
         self._check_epoch(decoded.epoch)
         return port.encode([self._get(item) for item in decoded.items])
 
+    def scan(self, call: bytes) -> bytes:
+        """See `Port.scan`."""
+        decoded = port.decode_scan(call)
+        self._check_epoch(decoded.epoch)
+        return port.encode([self._scan(item) for item in decoded.items])
+
     def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         decoded = port.decode_commit(call)
@@ -307,6 +314,19 @@ class Host:
             found = named(f"namespace {item.namespace}", error)
         self._retire_failed(readers.values())
         return failed(found) if isinstance(found, MindgridError) else Done(found)
+
+    def _scan(self, item: port.ScanItem) -> port.ScannedOutcome:
+        readers = self._readers(item.namespace, item.generation, item.shards, item.stamp)
+        if isinstance(readers, Failed | Opening):
+            return readers
+        stamp = item.stamp or stamp_read(self._clock)
+        scanned: Scanned | MindgridError
+        try:
+            scanned = scan_shards(list(readers.values()), item.scan, stamp)
+        except Exception as error:  # noqa: BLE001 - one item's bug is not the others'
+            scanned = named(f"namespace {item.namespace}", error)
+        self._retire_failed(readers.values())
+        return failed(scanned) if isinstance(scanned, MindgridError) else Done(scanned)
 
     def _readers(
         self,

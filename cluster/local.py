@@ -106,6 +106,10 @@ class LocalHost:
         """See `Port.get`."""
         return await self._run("get", self._host.get, call)
 
+    async def scan(self, call: bytes) -> bytes:
+        """See `Port.scan`."""
+        return await self._run("scan", self._host.scan, call)
+
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         return await self._run("commit", self._host.commit, call)
@@ -158,6 +162,9 @@ class _Way:
 
     async def get(self, call: bytes) -> bytes:
         return await self._host().get(call)
+
+    async def scan(self, call: bytes) -> bytes:
+        return await self._host().scan(call)
 
     async def commit(self, call: bytes) -> bytes:
         return await self._host().commit(call)

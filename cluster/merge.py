@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 import operator
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 
 from mindgrid.shards.scores import WordStats
-from mindgrid.shards.types import Answer, Hit
+from mindgrid.shards.types import Answer, Hit, Scanned
 
 
 def merge(answers: Sequence[Answer], top_k: int) -> Answer:
@@ -20,7 +21,7 @@ def merge(answers: Sequence[Answer], top_k: int) -> Answer:
     assert answers, "a namespace has at least one shard"
     if len(answers) == 1:
         return answers[0]
-    hits = sorted(chain.from_iterable(answer.hits for answer in answers), key=_rank)
+    hits = sorted(itertools.chain.from_iterable(answer.hits for answer in answers), key=_rank)
     return Answer(
         hits=tuple(hits[:top_k]),
         instant=max(answer.instant for answer in answers),
@@ -28,6 +29,16 @@ def merge(answers: Sequence[Answer], top_k: int) -> Answer:
         scanned=sum(answer.scanned for answer in answers),
         stats=_sum([answer.stats for answer in answers if answer.stats is not None]),
     )
+
+
+def merge_pages(pages: Iterable[Scanned], limit: int) -> Scanned:
+    """Return the first `limit` records by id of the pages of all shards, each of its first ones."""
+    parts = list(pages)
+    records = heapq.merge(*(part.records for part in parts), key=lambda record: record.id)
+    page = tuple(itertools.islice(records, limit))
+    more = any(part.more for part in parts) or sum(len(part.records) for part in parts) > limit
+    count = sum(part.count for part in parts)
+    return Scanned(page, more, count, max(part.instant for part in parts))
 
 
 def _sum(stats: Sequence[WordStats]) -> WordStats | None:

@@ -25,6 +25,8 @@ from mindgrid.shards.types import (
     Command,
     Query,
     Result,
+    Scan,
+    Scanned,
     Selection,
     Stamp,
     Want,
@@ -47,6 +49,10 @@ class Port(Protocol):
 
     async def get(self, call: bytes) -> bytes:
         """Answer a GetCall by a list of outcomes, one an item."""
+        ...
+
+    async def scan(self, call: bytes) -> bytes:
+        """Answer a ScanCall by a list of outcomes, one an item."""
         ...
 
     async def commit(self, call: bytes) -> bytes:
@@ -181,6 +187,23 @@ class GetCall(_Message, frozen=True):
     items: list[GetItem]
 
 
+class ScanItem(_Message, frozen=True):
+    """A page of some shards of one namespace."""
+
+    namespace: NamespaceKey
+    generation: int
+    shards: tuple[int, ...]
+    scan: Scan
+    stamp: Stamp | None
+
+
+class ScanCall(_Message, frozen=True):
+    """Pages for one host."""
+
+    epoch: int
+    items: list[ScanItem]
+
+
 class Write(_Message, frozen=True):
     """A command, or a step of a commit over several shards, for one shard."""
 
@@ -265,6 +288,7 @@ class HostStatus(_Message, frozen=True):
 
 AnswerOutcome = Done[Answer] | Failed | Opening
 FoundOutcome = Done[Found] | Failed | Opening
+ScannedOutcome = Done[Scanned] | Failed | Opening
 
 
 WriteOutcome = Done[Result | Reply] | Failed | Opening
@@ -288,6 +312,8 @@ decode_health = encoding.decoder(HostHealth).decode
 decode_status = encoding.decoder(HostStatus).decode
 decode_table = encoding.decoder(Table).decode
 decode_answers = encoding.decoder(list[AnswerOutcome]).decode
+decode_scan = encoding.decoder(ScanCall).decode
+decode_scanned = encoding.decoder(list[ScannedOutcome]).decode
 decode_found = encoding.decoder(list[FoundOutcome]).decode
 decode_written = encoding.decoder(list[WriteOutcome]).decode
 decode_warmed = encoding.decoder(list[WarmOutcome]).decode

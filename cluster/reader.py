@@ -15,7 +15,7 @@ from mindgrid.shards.errors import (
     RetryError,
     Unavailable,
 )
-from mindgrid.shards.types import Answer, Query, Selection, Stamp, Want
+from mindgrid.shards.types import Answer, Query, Scan, Scanned, Selection, Stamp, Want
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,14 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - see `named`
             return self._noted(error)
         return self._noted(found) if isinstance(found, MindgridError) else found
+
+    def scan(self, scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+        """See `SemanticShard.scan`; raises nothing."""
+        try:
+            scanned = self.shard.scan(scan, stamp)
+        except Exception as error:  # noqa: BLE001 - see `named`
+            return self._noted(error)
+        return self._noted(scanned) if isinstance(scanned, MindgridError) else scanned
 
     def probe(self, stamp: Stamp) -> MindgridError | None:
         """Return why the shard answers nothing any more, not even a read of no id.

@@ -37,6 +37,7 @@ _GROUP_OF = {
     "search": "search",
     "get": "get",
     "warm": "warm",
+    "scan": "scan",
     "commit": "commit",
     "transact": "transact",
     "appoint": "control",
@@ -70,6 +71,10 @@ class HostActor:
     def get(self, call: bytes) -> bytes:
         """See `Port.get`."""
         return self._host.get(call)
+
+    def scan(self, call: bytes) -> bytes:
+        """See `Port.scan`."""
+        return self._host.scan(call)
 
     def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
@@ -178,6 +183,10 @@ class RemotePort:
     async def get(self, call: bytes) -> bytes:
         """See `Port.get`."""
         return await self._call("get", call)
+
+    async def scan(self, call: bytes) -> bytes:
+        """See `Port.scan`."""
+        return await self._call("scan", call)
 
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""

@@ -10,7 +10,18 @@ from typing import Protocol
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.errors import MindgridError
 from mindgrid.shards.transactions import Doubts, Reply, Request
-from mindgrid.shards.types import Answer, Command, Query, Record, Result, Selection, Stamp, Want
+from mindgrid.shards.types import (
+    Answer,
+    Command,
+    Query,
+    Record,
+    Result,
+    Scan,
+    Scanned,
+    Selection,
+    Stamp,
+    Want,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,10 @@ class SemanticShard(Protocol):
         self, ids: Sequence[str], selection: Selection, want: Want, stamp: Stamp
     ) -> Found | MindgridError:
         """Return the records with these ids, in order, as `selection` sees them; or InDoubt."""
+        ...
+
+    def scan(self, scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+        """Return a page of records in the order of their ids (code points), or InDoubt."""
         ...
 
     def wait_settled(self, instant: Instant, wait_s: float) -> None:

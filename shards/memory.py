@@ -60,6 +60,8 @@ from mindgrid.shards.types import (
     Query,
     Record,
     Result,
+    Scan,
+    Scanned,
     Selection,
     Stamp,
     Upsert,
@@ -143,6 +145,26 @@ class MemoryShard:
                 return error
             found = [self._visible(id, selection, known_at, as_of) for id in ids]
             return Found(tuple(r and _cut(r, want) for r in found), instant)
+
+    def scan(self, scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+        """Look at every record; see `SemanticShard.scan`."""
+        with self._lock:
+            instant = self._read_instant(stamp)
+            if self._doubts.concern(instant):
+                return InDoubt("shard", instant)
+            try:
+                known_at, as_of = _instants(scan.selection, instant)
+            except InvalidRequest as error:
+                return error
+            visible = [
+                record
+                for id in sorted(self._versions)
+                if (record := self._visible(id, scan.selection, known_at, as_of))
+            ]
+            behind = [record for record in visible if record.id > scan.after]
+            page = tuple(_cut(record, scan.want) for record in behind[: scan.limit])
+            more = len(behind) > len(page) > 0
+            return Scanned(page, more, len(visible), instant)
 
     def wait_settled(self, instant: Instant, wait_s: float) -> None:
         """See `SemanticShard.wait_settled`."""
@@ -481,6 +503,8 @@ def _matches(predicate: Predicate, record: Record) -> bool:
 
 def _cut(record: Record, want: Want) -> Record:
     """Return the record without the parts that were not asked for."""
+    if not want & Want.VALUES:
+        record = structs.replace(record, content="", metadata={}, source="", supersedes=())
     return structs.replace(
         record,
         payload=record.payload if want & Want.PAYLOAD else b"",

@@ -13,7 +13,9 @@ given once and kept for ever; it rises with the position.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,6 +30,9 @@ from mindgrid.shards.plan import Head
 from mindgrid.shards.types import Expire, ExpireAction, Selection
 
 Int64s = NDArray[np.int64]
+
+_SORTED_MOST = 4_096
+"""So many rows are sorted for a page of them; of more, all ids are kept in order."""
 
 
 class Lifecycle(NamedTuple):
@@ -93,6 +98,9 @@ class Rows:
         self.erased: set[int] = set()
         """Numbers of erased rows whose bytes are not yet gone from disk."""
         self._newest: dict[str, int] = {}
+        self._ordered: list[str] = []
+        """Ids in order, with some that are gone; `_unordered` are those added since."""
+        self._unordered: list[str] = []
         self._older: dict[str, list[int]] = {}
         """Numbers of an id's rows but the newest, for ids that have any."""
         self.last_commit = 0
@@ -198,7 +206,9 @@ class Rows:
             if committed == NEVER:
                 continue
             before = self._newest.get(id)
-            if before is not None:
+            if before is None:
+                self._unordered.append(id)
+            else:
                 self._older.setdefault(id, []).append(before)
                 replaced_at = self.position(before)
                 self.replaced.view()[replaced_at] = committed
@@ -326,6 +336,38 @@ class Rows:
             if self.committed.view()[position] <= known_at:
                 return position
         return None
+
+    def page(
+        self, allowed: Positions, known_at: int, after: str, limit: int
+    ) -> tuple[Positions, bool]:
+        """Return the first `limit` of these rows by id behind `after`, and whether more follow.
+
+        `allowed` are the newest rows of their ids at `known_at`, ascending.
+        """
+        if len(allowed) <= _SORTED_MOST:
+            ids = self.ids.view()[allowed].tolist()
+            found = sorted(
+                (id, at) for id, at in zip(ids, allowed.tolist(), strict=True) if id > after
+            )
+            return np.array([at for _, at in found[:limit]], np.int64), len(found) > limit
+        mask = np.zeros(len(self), np.bool_)
+        mask[allowed] = True
+        places: list[int] = []
+        for id in self._ids_behind(after):
+            at = self.newest_known(id, known_at)
+            if at is not None and mask[at]:
+                if len(places) == limit:
+                    return np.array(places, np.int64), True
+                places.append(at)
+        return np.array(places, np.int64), False
+
+    def _ids_behind(self, after: str) -> Iterator[str]:
+        if self._unordered:
+            # Two runs that are sorted already: linear.
+            self._ordered = sorted(set(self._ordered).union(self._unordered))
+            self._unordered.clear()
+        start = bisect_right(self._ordered, after)
+        return itertools.islice(self._ordered, start, None)
 
     def changes_since(self, seq: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         """Return (at, number, valid_to, deleted_at) of the changes by commits after `seq`.

@@ -56,6 +56,8 @@ from mindgrid.shards.types import (
     Expired,
     Query,
     Result,
+    Scan,
+    Scanned,
     Selection,
     Stamp,
     Upsert,
@@ -259,6 +261,13 @@ class LanceShard:
         """See `SemanticShard.get`."""
         try:
             return self._store.get(ids, selection, want, stamp)
+        except MindgridError as error:
+            return error
+
+    def scan(self, scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+        """See `SemanticShard.scan`."""
+        try:
+            return self._store.scan(scan, stamp)
         except MindgridError as error:
             return error
 

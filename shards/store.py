@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from mindgrid.shards.analysis import analyzer_of
-from mindgrid.shards.clock import Instant
+from mindgrid.shards.clock import Instant, spelled
 from mindgrid.shards.commits import Commit, RowWrite, note, unbound
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found
@@ -39,16 +39,20 @@ from mindgrid.shards.types import (
     Mode,
     Query,
     Record,
+    Scan,
+    Scanned,
     Selection,
     Stamp,
     Vector,
     Want,
 )
+from mindgrid.shards.values import Values
 from mindgrid.shards.vectors import Block, Scored, Tail, Vectors, cut
 from mindgrid.shards.words import Words, WordTail
 
 READ_WAIT_S = 10.0
 """How long a read waits for a commit on its way to the disk."""
+_NO_VALUES = Values("", {}, "", ())
 _ATTEMPTS_MAX = 8
 """How often a query starts over because a hit was erased under it."""
 
@@ -268,6 +272,23 @@ class Store:
         records = dict(zip(shown.tolist(), _records(located, want), strict=True))
         return Found(tuple(None if at is None else records.get(at) for at in newest), instant)
 
+    def scan(self, scan: Scan, stamp: Stamp) -> Scanned | MindgridError:
+        """See `SemanticShard.scan`."""
+        with self.lock:
+            instant = self._read_instant(stamp)
+            try:
+                known_at, as_of = self._instants(scan.selection, instant)
+            except InvalidRequest as error:
+                return error
+            allowed = self.rows.allowed(scan.selection, known_at, as_of)
+            located: list[_Located] = []
+            more = False
+            if scan.limit:
+                places, more = self.rows.page(allowed, known_at, scan.after, scan.limit)
+                located = self._locate(places, known_at)
+        records = tuple(_records(located, scan.want))
+        return Scanned(records, more, len(allowed), instant)
+
     def _read_instant(self, stamp: Stamp) -> Instant:
         """Return the instant of a read and keep later commits behind it; raises InDoubt.
 
@@ -297,7 +318,7 @@ class Store:
         if known_at > instant:
             raise InvalidRequest("known_at", "lies in the future of the store")
         if known_at < self.history_floor:
-            problem = f"history reaches back to {self.history_floor} µs since 1970 only"
+            problem = f"lies before {spelled(self.history_floor)}, how far the history reaches back"
             raise InvalidRequest("known_at", problem)
         return known_at, as_of
 
@@ -450,10 +471,13 @@ def _answer(
 def _records(located: Sequence[_Located], want: Want) -> list[Record]:
     payloads = _payloads(located) if want & Want.PAYLOAD else [b""] * len(located)
     with_vector = bool(want & Want.VECTOR)
+    with_values = bool(want & Want.VALUES)
     records: list[Record] = []
     for place, payload in zip(located, payloads, strict=True):
         source, life = place.source, place.life
-        values = source if isinstance(source, RowWrite) else source.values(place.offset)
+        values: RowWrite | Values = _NO_VALUES
+        if with_values:
+            values = source if isinstance(source, RowWrite) else source.values(place.offset)
         records.append(
             Record(
                 id=place.id,

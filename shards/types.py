@@ -202,8 +202,9 @@ class Want(enum.IntFlag):
     """Which parts of a record an answer carries beside its id."""
 
     ID = 0
+    """The id alone; in reads by id and in pages also the version and the lifecycle columns."""
     VALUES = 1
-    """Content, metadata, source, supersedes, version and the lifecycle columns."""
+    """Content, metadata, source and supersedes, and whatever else is small."""
     PAYLOAD = 2
     VECTOR = 4
 
@@ -270,6 +271,28 @@ class Query(Value, frozen=True):
     fusion: Fusion = field(default_factory=Fusion)
     explain: bool = False
     stats: WordStats | None = None
+
+
+class Scan(Value, frozen=True):
+    """The first `limit` records in the order of their ids behind the id `after`.
+
+    Of those that `selection` allows; all of these are counted too, wherever they stand. A `limit`
+    of 0 counts only.
+    """
+
+    selection: Selection = field(default_factory=Selection)
+    after: str = ""
+    limit: int = 0
+    want: Want = Want.VALUES
+
+
+class Scanned(Value, frozen=True):
+    """A page of records, whether others follow, and how many there are on all pages."""
+
+    records: tuple[Record, ...]
+    more: bool
+    count: int
+    instant: Instant
 
 
 class Stamp(Value, frozen=True):

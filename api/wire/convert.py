@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from enum import Enum
 from typing import TypeVar
@@ -28,6 +29,8 @@ from mindgrid.shards.types import (
     Predicate,
     PredicateOp,
     Query,
+    Scan,
+    Scanned,
     Selection,
     Want,
 )
@@ -62,8 +65,8 @@ def query(request: SearchRequest) -> Query:
     return Query(
         vector=request.query_vector,
         top_k=request.top_k,
-        selection=_selection(request),
-        want=_want(request),
+        selection=selection(request),
+        want=want(request),
         exact=request.exact,
         mode=_mode(request.mode),
         depth=request.rerank_candidate_k,
@@ -88,7 +91,10 @@ def _fusion(given: messages.Fusion | None) -> Fusion:
     )
 
 
-def _selection(request: SearchRequest) -> Selection:
+def selection(request: SearchRequest | messages.Selection | None) -> Selection:
+    """Return which records a read may return; unset: those that are live and valid now."""
+    if request is None:
+        return Selection()
     return Selection(
         equals=request.filter,
         predicates=tuple(
@@ -120,15 +126,16 @@ def _member(kind: type[E], number: int, prefix: str, field: str) -> E:
         raise InvalidRequest(field, f"is {number or 'unset'}; use one of {names}") from None
 
 
-def _want(request: SearchRequest) -> Want:
-    if request.ids_only:
+def want(request: SearchRequest | messages.GetRequest | messages.ListRequest) -> Want:
+    """Return which parts of a record are wanted; `ids_only` overrides the rest."""
+    if not isinstance(request, messages.GetRequest) and request.ids_only:
         return Want.ID
-    want = Want.VALUES
+    parts = Want.VALUES
     if request.include_payload:
-        want |= Want.PAYLOAD
+        parts |= Want.PAYLOAD
     if request.include_vector:
-        want |= Want.VECTOR
-    return want
+        parts |= Want.VECTOR
+    return parts
 
 
 def search_response(answer: Answer) -> SearchResponse:
@@ -154,6 +161,42 @@ def _explanation(why: types.Explanation) -> Explanation:
         sparse_rank=why.sparse_rank,
         sparse_score=why.sparse_score,
     )
+
+
+PAGE_DEFAULT = 100
+
+
+def scan(request: messages.ListRequest) -> Scan:
+    """Return the page that is asked for."""
+    after = _after(request.page_token)
+    size = request.page_size or PAGE_DEFAULT
+    return Scan(selection(request.selection), after, size, want(request))
+
+
+def list_response(request: messages.ListRequest, page: Scanned) -> messages.ListResponse:
+    """Return the page as a message, with where the next one goes on."""
+    records = [record(stored) for stored in page.records]
+    if request.ids_only:
+        records = [Record(id=stored.id, version=stored.version) for stored in page.records]
+    token = _token(page.records[-1].id) if page.more else ""
+    return messages.ListResponse(records=records, next_page_token=token, read_at=page.instant)
+
+
+def _token(last: str) -> str:
+    """Return the token of the page behind an id, which is all that it holds."""
+    return base64.urlsafe_b64encode(b"1" + last.encode()).decode()
+
+
+def _after(token: str) -> str:
+    if not token:
+        return ""
+    try:
+        data = base64.b64decode(token, b"-_", validate=True)
+        if data[:1] == b"1":
+            return data[1:].decode()
+    except ValueError:
+        pass
+    raise InvalidRequest("page_token", "is not the next_page_token of a page")
 
 
 def record(stored: types.Record) -> Record:

@@ -1,4 +1,4 @@
-"""The messages of `mindd.semantic.v1` as plain structs, field for field, whatever carried them.
+"""The messages of the protos as plain structs, field for field, whatever carried them.
 
 JSON and, later, protobuf are both turned into these, so that a handler knows no transport. Names
 and order are the proto's (tested). Times are `Instant`s and vectors float32 arrays, since that is
@@ -151,3 +151,100 @@ class ExpireResponse(Message, frozen=True, kw_only=True):
     """How many were touched."""
 
     affected: int = 0
+
+
+class Selection(Message, frozen=True, kw_only=True):
+    """Which records a read may return."""
+
+    filter: Mapping[str, str] = msgspec.field(default_factory=dict)
+    predicates: Sequence[FieldPredicate] = ()
+    created_after: Instant | None = None
+    created_before: Instant | None = None
+    as_of: Instant | None = None
+    known_at: Instant | None = None
+    include_invalidated: bool = False
+
+
+class GetRequest(Message, frozen=True, kw_only=True):
+    """Read records by id."""
+
+    namespace: str = ""
+    ids: Sequence[str] = ()
+    selection: Selection | None = None
+    include_payload: bool = False
+    include_vector: bool = False
+
+
+class Found(Message, frozen=True, kw_only=True):
+    """One record asked for, unset if the selection allows none of its id."""
+
+    record: Record | None = None
+
+
+class GetResponse(Message, frozen=True, kw_only=True):
+    """Aligned with the ids asked."""
+
+    results: Sequence[Found] = ()
+    read_at: Instant | None = None
+
+
+class ListRequest(Message, frozen=True, kw_only=True):
+    """Read a page of records in the order of their ids."""
+
+    namespace: str = ""
+    selection: Selection | None = None
+    page_size: int = 0
+    page_token: str = ""
+    include_payload: bool = False
+    include_vector: bool = False
+    ids_only: bool = False
+
+
+class ListResponse(Message, frozen=True, kw_only=True):
+    """A page; without `next_page_token` the last one."""
+
+    records: Sequence[Record] = ()
+    next_page_token: str = ""
+    read_at: Instant | None = None
+
+
+class CountRequest(Message, frozen=True, kw_only=True):
+    """Count what a selection allows."""
+
+    namespace: str = ""
+    selection: Selection | None = None
+
+
+class CountResponse(Message, frozen=True, kw_only=True):
+    """How many there are."""
+
+    count: int = 0
+    read_at: Instant | None = None
+
+
+class SearchBatchRequest(Message, frozen=True, kw_only=True):
+    """Many queries of one namespace; theirs is empty or the same."""
+
+    namespace: str = ""
+    queries: Sequence[SearchRequest] = ()
+
+
+class Failure(Message, frozen=True, kw_only=True):
+    """An error inside an answer that otherwise succeeded."""
+
+    code: int = 0
+    message: str = ""
+
+
+class SearchResult(Message, frozen=True, kw_only=True):
+    """One of both: what a query found, or why it failed."""
+
+    response: SearchResponse | None = None
+    failure: Failure | None = None
+
+
+class SearchBatchResponse(Message, frozen=True, kw_only=True):
+    """Aligned with the queries."""
+
+    results: Sequence[SearchResult] = ()
+    read_at: Instant | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from mindd.mindgrid.v1 import records_pb2
 from mindd.semantic.v1 import semantic_pb2
 from mindgrid.api.wire import messages
 from mindgrid.api.wire.messages import Message
@@ -102,5 +103,6 @@ def _shape(descriptor: Descriptor) -> Shape:
 
 
 SHAPES: dict[type[Message], Shape] = {}
-for _descriptor in semantic_pb2.DESCRIPTOR.message_types_by_name.values():
-    _shape(_descriptor)
+for _file in (semantic_pb2, records_pb2):
+    for _descriptor in _file.DESCRIPTOR.message_types_by_name.values():
+        _shape(_descriptor)

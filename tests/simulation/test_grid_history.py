@@ -42,13 +42,14 @@ from mindgrid.shards.types import (
     Upsert,
     Want,
 )
-from tests.simulation.test_shard_history import CONFIG, RAM, outcome, record_view, view
+from tests.simulation.test_shard_history import CONFIG, RAM, outcome, page_view, record_view, view
 from tests.support.clocks import TurnedClock
 from tests.support.histories import (
     Compact,
     Get,
     Maintain,
     Operation,
+    Page,
     Reopen,
     Search,
     Turn,
@@ -108,6 +109,12 @@ class Grids:
                 await self._search(operation)
             case Get():
                 await self._get(operation)
+            case Page(scan, known_at_ago):
+                known_at = self._ago(known_at_ago)
+                asked = replace(scan, selection=replace(scan.selection, known_at=known_at))
+                expected = self.oracle.scan(asked, Stamp(self.clock.now()))
+                assert page_view(await self.grid.page("h", asked)) == page_view(expected)
+                self._seen["pages"] += 1
 
     def _running(self) -> list[LanceShard]:
         # A shard that was closed by a restart refuses maintenance without a word.

@@ -29,6 +29,7 @@ from mindgrid.shards.types import (
     Expire,
     Record,
     Result,
+    Scanned,
     Selection,
     Space,
     Stamp,
@@ -42,6 +43,7 @@ from tests.support.histories import (
     Get,
     Maintain,
     Operation,
+    Page,
     Promise,
     Reopen,
     Search,
@@ -115,6 +117,12 @@ class Pair:
                 self._search(operation)
             case Get():
                 self._get(operation)
+            case Page(scan, known_at_ago):
+                known_at = self._ago(known_at_ago)
+                asked = replace(scan, selection=replace(scan.selection, known_at=known_at))
+                stamp = Stamp(self.clock.now())
+                expected_page, page = self.oracle.scan(asked, stamp), self.shard.scan(asked, stamp)
+                assert page_view(page) == page_view(expected_page)
             case Promise():
                 self._promise(operation)
             case Settle():
@@ -218,6 +226,12 @@ def record_view(record: Record | None) -> object:
 
 def found_view(found: Found) -> object:
     return [record_view(record) for record in found.records], found.instant
+
+
+def page_view(page: Scanned | MindgridError) -> object:
+    if isinstance(page, MindgridError):
+        return str(page)
+    return [record_view(record) for record in page.records], page.more, page.count, page.instant
 
 
 def run_all(kind: SearchStrategy[list[Operation]], workers: Workers, count: int) -> Counter[str]:

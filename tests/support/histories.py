@@ -20,6 +20,7 @@ from mindgrid.shards.types import (
     Predicate,
     PredicateOp,
     Query,
+    Scan,
     Selection,
     Supersession,
     Upsert,
@@ -54,6 +55,14 @@ class Get:
     ids: tuple[str, ...]
     known_at_ago: int | None
     include_invalidated: bool
+
+
+@dataclass(frozen=True)
+class Page:
+    """Ask both drivers for the same page."""
+
+    scan: Scan
+    known_at_ago: int | None
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,18 @@ class Settle:
 
 
 Operation = (
-    Promise | Settle | Upsert | Delete | Expire | Search | Get | Turn | Maintain | Compact | Reopen
+    Promise
+    | Settle
+    | Upsert
+    | Delete
+    | Expire
+    | Search
+    | Get
+    | Page
+    | Turn
+    | Maintain
+    | Compact
+    | Reopen
 )
 
 _ids = st.sampled_from(IDS)
@@ -205,6 +225,17 @@ _gets = st.builds(
     known_at_ago=_ago,
     include_invalidated=st.booleans(),
 )
+_pages = st.builds(
+    Page,
+    scan=st.builds(
+        Scan,
+        selection=st.just(Selection()) | st.just(Selection(include_invalidated=True)) | _selections,
+        after=st.just("") | _ids | st.just("id3"),
+        limit=st.sampled_from([0, 1, 7, 100]),
+        want=st.sampled_from([Want.ID, Want.VALUES, Want.VALUES | Want.PAYLOAD | Want.VECTOR]),
+    ),
+    known_at_ago=_ago,
+)
 operations = st.one_of(
     _upserts,
     _upserts,
@@ -215,6 +246,7 @@ operations = st.one_of(
     _searches,
     _searches,
     _gets,
+    _pages,
     st.builds(Turn, micros=st.integers(-1_000, 200_000)),
     st.builds(Maintain),
     st.builds(Compact),
