@@ -1,6 +1,6 @@
 """What a server does over HTTP: `PYTHONPATH=src:. python tests/bench/service.py [section …]`.
 
-Sections: load, rank, recall, search, upsert, memory, delay, open, build, many; all of them without
+Sections: load, rank, recall, search, modes, upsert, memory, delay, open, build, many; all of them without
 an argument. One server of its own, with one host, serves all but the last two. The machines are
 shared: trust the ratios, taken in alternating rounds, and the CPU time; not one figure alone.
 """
@@ -56,7 +56,7 @@ PARTS = ("front", "host", "haproxy", "other")
 
 def main() -> None:
     """Run the chosen sections."""
-    every = ["rank", "recall", "search", "upsert", "memory", "delay", "open"]
+    every = ["rank", "recall", "search", "modes", "upsert", "memory", "delay", "open"]
     chosen = sys.argv[1:] or ["load", *every, "build", "many"]
     unknown = set(chosen) - {"load", *every, "build", "many"}
     if unknown:
@@ -78,6 +78,7 @@ def main() -> None:
                 "rank": lambda: _rank(server, data),
                 "recall": lambda: _recall(server, data),
                 "search": lambda: _search(server, data),
+                "modes": lambda: _modes(server, data),
                 "upsert": lambda: _upsert(server, data),
                 "memory": lambda: _memory(server),
                 "delay": lambda: _delay(server, data, spare),
@@ -95,8 +96,14 @@ def main() -> None:
 # Loading
 
 
+def words(rng: np.random.Generator, count: int) -> list[str]:
+    """Return words of a vocabulary in which the n-th is n times as rare as the first, about."""
+    return [f"word{rank}" for rank in np.minimum(rng.zipf(1.3, count), 50_000).tolist()]
+
+
 def batches(namespace: str, rows: Rows, prefix: str = "r") -> list[bytes]:
     """Return the bodies of upserts of BATCH rows each; row 7 is the record `r0000007`."""
+    rng = np.random.default_rng(4)
     return [
         orjson.dumps(
             {
@@ -104,8 +111,8 @@ def batches(namespace: str, rows: Rows, prefix: str = "r") -> list[bytes]:
                 "records": [
                     {
                         "id": f"{prefix}{number:07}",
-                        "content": f"record {number} of the benchmark, " + "some words " * 8,
-                        "metadata": {"topic": f"t{number % 100}", "n": str(number)},
+                        "content": " ".join(words(rng, 18)),
+                        "metadata": {"topic": f"t{number % 100}", "rare": f"r{number % 10_000}"},
                         "vector": rows[number],
                     }
                     for number in range(start, min(start + BATCH, len(rows)))
@@ -212,43 +219,83 @@ def _asked(
 
 def _search(server: Served, data: DataSet) -> None:
     bodies = [_body(vector) for vector in data.queries[:200]]
+    print("searches by vector, top 10, beside a constant answer of that size:")
+    for clients in (1, 8, 32):
+        _beside_constant(server, "all rows", bodies, clients)
+
+
+def _modes(server: Served, data: DataSet) -> None:
+    """Filtered searches, whose recall must be 1, and those by words."""
+    rng = np.random.default_rng(5)
+    print("32 clients, top 10, beside a constant answer of that size:")
+    for name, key, values in (("1 %", "topic", 100), ("0.01 %", "rare", 10_000)):
+        filters = [{key: f"{key[0]}{n}"} for n in rng.integers(0, values, 200).tolist()]
+        queries = list(zip(data.queries[:200], filters, strict=True))
+        _beside_constant(
+            server, f"filtered to {name}", [_body(vector, filter=f) for vector, f in queries], 32
+        )
+        _check_filtered(server, data, queries[:100], values)
+    texts = [" ".join(words(rng, 3)) for _ in range(200)]
+    for mode in ("SPARSE", "HYBRID"):
+        bodies = [
+            orjson.dumps({"namespace": MAIN, "queryText": t, "mode": f"SEARCH_MODE_{mode}"})
+            for t in texts
+        ]
+        _beside_constant(server, f"{mode}, 3 words", bodies, 32)
+
+
+def _check_filtered(
+    server: Served,
+    data: DataSet,
+    queries: Sequence[tuple[NDArray[np.float32], dict[str, str]]],
+    values: int,
+) -> None:
+    """Compare with all rows that match, by NumPy."""
+    connection = server.connect()
+    found = wanted = 0
+    for vector, filter in queries:
+        ((_, value),) = filter.items()
+        rows = np.arange(int(value[1:]), len(data.rows), values)
+        best = rows[np.argsort(-(data.rows[rows] @ vector))[:10]]
+        ids = _asked(connection, MAIN, vector, filter=filter, idsOnly=True, topK=10)
+        wanted += len(best)
+        found += len(set(ids) & {f"r{row:07}" for row in best.tolist()})
+    print(f"    recall {found / wanted:.4f} of {wanted} wanted")
+
+
+def _beside_constant(server: Served, name: str, bodies: Sequence[bytes], clients: int) -> None:
+    """Print the rate of these searches, and its share of a constant answer's in the same rounds."""
     connection = server.connect()
     sizes = [len(connection.post(SEARCH, body)) for body in bodies]
     constant = f"/bench/constant?bytes={round(statistics.mean(sizes))}"
-    print(
-        f"searches, top 10, {len(bodies)} bodies of {round(statistics.mean(map(len, bodies)))} "
-        f"bytes, answers of {round(statistics.mean(sizes))}, beside a constant answer of that size:"
+    rates: dict[str, list[Rate]] = {SEARCH: [], constant: []}
+    cpu: dict[str, dict[str, float]] = {}
+    for _ in range(ROUNDS):
+        for path, found in rates.items():
+            before = _costs(server)
+            found.append(drive(Drive(server.port, path, bodies, clients, SECONDS)))
+            after = _costs(server)
+            answers = found[-1].answers
+            cpu[path] = {part: 1e6 * (after[part] - before[part]) / answers for part in PARTS}
+    ours, theirs = (
+        statistics.median(rate.each_s for rate in rates[path]) for path in (SEARCH, constant)
     )
-    for clients in (1, 8, 32):
-        rates: dict[str, list[Rate]] = {SEARCH: [], constant: []}
-        cpu: dict[str, dict[str, float]] = {}
-        for _ in range(ROUNDS):
-            for path, found in rates.items():
-                before = _costs(server)
-                found.append(drive(Drive(server.port, path, bodies, clients, SECONDS)))
-                after = _costs(server)
-                answers = found[-1].answers
-                cpu[path] = {part: 1e6 * (after[part] - before[part]) / answers for part in PARTS}
-        ours, theirs = (
-            statistics.median(rate.each_s for rate in rates[path]) for path in (SEARCH, constant)
-        )
-        best = min(rates[SEARCH], key=lambda rate: rate.p99_ms)
-        print(
-            f"  {clients:2} clients: {ours:6,.0f}/s of {theirs:6,.0f}/s, ratio {ours / theirs:.2f} "
-            f"(rounds {_ratios(rates[SEARCH], rates[constant])}); p50 {best.p50_ms:.1f}, p99 "
-            f"{best.p99_ms:.1f} ms; CPU µs each: {_shown(cpu[SEARCH])}; constant: "
-            f"{_shown(cpu[constant])}"
-        )
+    best = min(rates[SEARCH], key=lambda rate: rate.p99_ms)
+    print(
+        f"  {name}, {clients:2} clients: {ours:6,.0f}/s of {theirs:6,.0f}/s, ratio "
+        f"{ours / theirs:.2f} (rounds {_ratios(rates[SEARCH], rates[constant])}); p50 "
+        f"{best.p50_ms:.1f}, p99 {best.p99_ms:.1f} ms; CPU µs each: {_shown(cpu[SEARCH])}; "
+        f"constant: {_shown(cpu[constant])}"
+    )
 
 
 def _ratios(ours: Sequence[Rate], theirs: Sequence[Rate]) -> str:
     return " ".join(f"{a.each_s / b.each_s:.2f}" for a, b in zip(ours, theirs, strict=True))
 
 
-def _body(vector: NDArray[np.float32]) -> bytes:
-    return orjson.dumps(
-        {"namespace": MAIN, "queryVector": vector, "topK": 10}, option=orjson.OPT_SERIALIZE_NUMPY
-    )
+def _body(vector: NDArray[np.float32], **more: object) -> bytes:
+    body = {"namespace": MAIN, "queryVector": vector, "topK": 10, **more}
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _upsert(server: Served, data: DataSet) -> None:

@@ -25,6 +25,7 @@ VECTOR = np.array([0.731, -1.913, 2.117, -0.377], np.float32)
 SECRETS = {
     "id": b"id-4d1e77",
     "content": b"content-93b1c2",
+    "a word": b"zebrafinch7",
     "payload": b"payload-\x00\x80\xff-5f0a",
     "metadata key": b"key-77aa10",
     "metadata value": b"value-c0ffee",
@@ -40,7 +41,7 @@ def secret(version: int = 1) -> Draft:
     """Return a record each part of which can be told from everything else."""
     return Draft(
         SECRETS["id"].decode(),
-        f"version {version} of {SECRETS['content'].decode()} and some more words",
+        f"version {version} of {SECRETS['content'].decode()} and a {SECRETS['a word'].decode()}",
         VECTOR,
         payload=SECRETS["payload"],
         metadata={SECRETS["metadata key"].decode(): SECRETS["metadata value"].decode()},
@@ -113,6 +114,7 @@ JOURNAL = "journal, read"
 SEALED = {
     "id": {"rows.lance, read"},
     "content": {"rows.lance, read", "values.arrow, read", "values.arrow"},
+    "a word": {"rows.lance, read", "values.arrow, read", "values.arrow", "words.bin"},
     "payload": {"rows.lance, read"},
     "metadata key": {"rows.lance, read", "values.arrow, read"},
     "metadata value": {"rows.lance, read", "values.arrow, read"},
