@@ -1,0 +1,34 @@
+"""The layouts in this process over which every claim of the semantic block is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.support.callers import (
+    Callers,
+    Layout,
+    english,  # noqa: F401 - a fixture
+    local_callers,
+    many,  # noqa: F401 - a fixture
+    notes,  # noqa: F401 - a fixture
+)
+
+from mindgrid.shards.config import Driver
+
+LAYOUTS = [
+    Layout(Driver.MEMORY, 1),
+    Layout(Driver.LANCE, 1),
+    Layout(Driver.LANCE, 2),
+    Layout(Driver.LANCE, 5, hosts=2),
+]
+
+
+@pytest.fixture(scope="session", params=LAYOUTS, ids=str)
+def callers(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callers]:
+    """One cluster for all claims of a layout."""
+    layout: Layout = request.param
+    with local_callers(tmp_path_factory.mktemp(str(layout)), layout) as callers:
+        yield callers
