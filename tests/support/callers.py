@@ -34,8 +34,8 @@ from mindgrid.shards.types import Space
 Json = dict[str, Any]
 DIMENSIONS = 8
 PAST, FUTURE = "2001-01-01T00:00:00Z", "2999-01-01T00:00:00Z"
-VERBS = {name: "mindd.semantic.v1.Semantic" for name in ("Upsert", "Search", "Delete", "Expire")}
-VERBS |= {name: "mindgrid.v1.Records" for name in ("Get", "List", "Count", "SearchBatch")}
+VERBS = dict.fromkeys(("Upsert", "Search", "Delete", "Expire"), "mindd.semantic.v1.Semantic")
+VERBS |= dict.fromkeys(("Get", "List", "Count", "SearchBatch"), "mindgrid.v1.Records")
 
 # Small bounds, so that what claims write is sealed, merged and indexed as well.
 _CONFIG = {"seal_rows": 256, "exact_rows_max": 512, "index_rows_min": 1_024, "skew_max_s": 0.0}
@@ -99,9 +99,11 @@ class Caller:
 
     def search(self, **query: object) -> list[Json]:
         """Return the hits of a query, by default the nearest hundred to no vector in particular."""
-        if not query.keys() & {"queryText", "queryVector"}:
+        if not query.keys() & {"queryText", "query_text", "queryVector"}:
             query["queryVector"] = [1.0] * DIMENSIONS
-        hits: list[Json] = self.call("Search", **{"topK": 100, **query}).get("hits", [])
+        if not query.keys() & {"topK", "top_k"}:
+            query["topK"] = 100
+        hits: list[Json] = self.call("Search", **query).get("hits", [])
         return hits
 
     def ranked(self, **query: object) -> list[str]:
@@ -264,5 +266,5 @@ def meaning(text: str) -> list[float]:
 
 def cosine(one: list[float], other: list[float]) -> float:
     """Return the score of two vectors as answers show it."""
-    first, second = np.float32(one).astype(np.float64), np.float32(other).astype(np.float64)
+    first, second = (np.array(v, np.float32).astype(np.float64) for v in (one, other))
     return float(first @ second / np.sqrt((first @ first) * (second @ second)))

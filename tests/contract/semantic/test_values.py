@@ -32,7 +32,8 @@ def test_an_id_has_512_bytes_at_most(notes: Caller) -> None:
             words = notes.refused("Upsert", records=[record("b"), batch])
             assert f"records[1].{field}: has {bytes_} UTF-8 bytes, but at most 512" in words
         assert "at most 512" in notes.refused("Delete", id=id)
-    assert "id: " in notes.refused("Upsert", records=[record("a", supersedes=[""])])
+    words = notes.refused("Upsert", records=[record("a", supersedes=["b", ""])])
+    assert words == "records[0].supersedes[1]: must not be empty"
 
 
 TIMES = {
@@ -80,7 +81,7 @@ def test_a_time_outside_of_the_years_1_to_9999_is_refused_on_every_path(notes: C
         for field in ("createdAt", "validFrom", "validTo", "deletedAt"):
             assert "records[0]." in notes.refused("Upsert", records=[record("a", **{field: time})])
         for field in ("asOf", "createdAfter", "createdBefore", "knownAt"):
-            notes.refused("Search", queryText="x", **{field: time})
+            notes.refused("Search", **{"queryText": "x", field: time})  # type: ignore[arg-type]
     assert notes.found(includeInvalidated=True) == []
 
 
