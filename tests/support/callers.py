@@ -1,8 +1,9 @@
 """Semantic namespaces as HTTP clients see them, whatever keeps them: for claims of the contract.
 
-A claim is a test that takes the fixture `notes` or another one of this module. It runs wherever a
-fixture `callers` says which grid answers: tests/contract/semantic over shards in this process,
-tests/ray/test_semantic.py over hosts in Ray. A claim finds its namespace empty.
+A claim is a test that takes the fixture `notes`, `english` or `many`. It runs wherever a fixture
+`callers` says which grid answers: tests/contract/semantic over shards in this process,
+tests/ray/test_semantic.py over hosts in Ray. A claim finds its namespace empty, for what it wrote
+is hard-deleted after it; its segments stay, so that the next one meets a shard with a past.
 """
 
 from __future__ import annotations
@@ -227,10 +228,8 @@ ROWS = 10_000
 SHARES = {"1 %": 100, "0.1 %": 1_000, "0.01 %": 10_000}
 
 
-@pytest.fixture(scope="session")
-def many(callers: Callers) -> Many:
-    """See `Many`."""
-    caller = callers.at("many")
+def fill(caller: Caller) -> Many:
+    """Write the records of `Many`."""
     vectors = np.random.default_rng(7).integers(-9, 10, (ROWS, DIMENSIONS)).astype(np.float32)
     vectors[:, 0] += 0.5  # No vector is zero.
     for start in range(0, ROWS, 1_000):

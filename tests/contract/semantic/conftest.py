@@ -8,9 +8,10 @@ import pytest
 from tests.support.callers import (
     Callers,
     Layout,
+    Many,
     english,  # noqa: F401 - a fixture
+    fill,
     local_callers,
-    many,  # noqa: F401 - a fixture
     notes,  # noqa: F401 - a fixture
 )
 
@@ -32,3 +33,9 @@ def callers(
     layout: Layout = request.param
     with local_callers(tmp_path_factory.mktemp(str(layout)), layout) as callers:
         yield callers
+
+
+@pytest.fixture(scope="session")
+def many(callers: Callers) -> Many:
+    """See `Many`."""
+    return fill(callers.at("many"))

@@ -9,9 +9,8 @@ FOOD, CODE = {"topic": "food"}, {"topic": "code"}
 THEN = "2015-01-01T00:00:00Z"
 
 
-@pytest.fixture
-def mixed(notes: Caller) -> Caller:
-    """A namespace with a record in every state, all but one about food."""
+def write_mixed(notes: Caller) -> None:
+    """Write a record in every state, all but one about food."""
     notes.upsert(
         record("live", metadata=FOOD),
         record("ending", metadata=FOOD, validTo=FUTURE),
@@ -20,44 +19,47 @@ def mixed(notes: Caller) -> Caller:
         record("gone", metadata=FOOD, deletedAt=PAST),
         record("code", metadata=CODE),
     )
-    return notes
 
 
-def test_invalidate_ends_what_would_be_valid_for_longer(mixed: Caller) -> None:
-    assert mixed.expire("INVALIDATE", topic="food") == 3
-    assert mixed.found() == ["code"]
-    ends = {mixed.stored(id)["validTo"] for id in ("live", "ending", "not yet")}
+def test_invalidate_ends_what_would_be_valid_for_longer(notes: Caller) -> None:
+    write_mixed(notes)
+    assert notes.expire("INVALIDATE", topic="food") == 3
+    assert notes.found() == ["code"]
+    ends = {notes.stored(id)["validTo"] for id in ("live", "ending", "not yet")}
     assert len(ends) == 1, "all at one instant"
-    assert mixed.stored("ended")["validTo"] == THEN
-    assert "validTo" not in mixed.stored("gone")
-    assert mixed.found(includeInvalidated=True, filter=FOOD) == [
+    assert notes.stored("ended")["validTo"] == THEN
+    assert "validTo" not in notes.stored("gone")
+    assert notes.found(includeInvalidated=True, filter=FOOD) == [
         *("ended", "ending", "gone", "live", "not yet")
     ]
-    assert mixed.expire("INVALIDATE", topic="food") == 0
+    assert notes.expire("INVALIDATE", topic="food") == 0
 
 
-def test_soft_delete_tombstones_what_has_no_tombstone(mixed: Caller) -> None:
-    assert mixed.expire("SOFT_DELETE", topic="food") == 4
-    assert mixed.found() == ["code"]
-    assert mixed.stored("gone")["deletedAt"] == PAST
-    assert "validTo" not in mixed.stored("live")
-    assert mixed.expire("SOFT_DELETE", topic="food") == 0
-    mixed.upsert(record("live", metadata=FOOD))
-    assert mixed.found() == ["code", "live"]
+def test_soft_delete_tombstones_what_has_no_tombstone(notes: Caller) -> None:
+    write_mixed(notes)
+    assert notes.expire("SOFT_DELETE", topic="food") == 4
+    assert notes.found() == ["code"]
+    assert notes.stored("gone")["deletedAt"] == PAST
+    assert "validTo" not in notes.stored("live")
+    assert notes.expire("SOFT_DELETE", topic="food") == 0
+    notes.upsert(record("live", metadata=FOOD))
+    assert notes.found() == ["code", "live"]
 
 
-def test_hard_delete_removes_every_match(mixed: Caller) -> None:
-    assert mixed.expire("HARD_DELETE", topic="food") == 5
-    assert mixed.found(includeInvalidated=True) == ["code"]
-    assert mixed.expire("HARD_DELETE", topic="food") == 0
-    assert mixed.upsert(record("live")) == [1]
+def test_hard_delete_removes_every_match(notes: Caller) -> None:
+    write_mixed(notes)
+    assert notes.expire("HARD_DELETE", topic="food") == 5
+    assert notes.found(includeInvalidated=True) == ["code"]
+    assert notes.expire("HARD_DELETE", topic="food") == 0
+    assert notes.upsert(record("live")) == [1]
 
 
-def test_an_empty_filter_matches_all_and_an_unknown_value_nothing(mixed: Caller) -> None:
-    assert mixed.expire("SOFT_DELETE", topic="travel") == 0
-    assert mixed.expire("SOFT_DELETE", unheard="food") == 0
-    assert mixed.expire("SOFT_DELETE", topic="food", lang="en") == 0
-    assert mixed.expire("HARD_DELETE") == 6
+def test_an_empty_filter_matches_all_and_an_unknown_value_nothing(notes: Caller) -> None:
+    write_mixed(notes)
+    assert notes.expire("SOFT_DELETE", topic="travel") == 0
+    assert notes.expire("SOFT_DELETE", unheard="food") == 0
+    assert notes.expire("SOFT_DELETE", topic="food", lang="en") == 0
+    assert notes.expire("HARD_DELETE") == 6
 
 
 @pytest.mark.parametrize("action", ["INVALIDATE", "SOFT_DELETE", "HARD_DELETE"])
@@ -74,10 +76,11 @@ def test_max_rows_takes_the_oldest_created_and_ties_by_id(notes: Caller, action:
     assert notes.found() == ["other"]
 
 
-def test_what_names_no_action_or_no_bound_is_refused(mixed: Caller) -> None:
+def test_what_names_no_action_or_no_bound_is_refused(notes: Caller) -> None:
+    write_mixed(notes)
     for action in ({}, {"action": 0}, {"action": "EXPIRE_ACTION_UNSPECIFIED"}, {"action": 4}):
-        assert "action: is" in mixed.refused("Expire", filter=FOOD, maxRows=1, **action)
+        assert "action: is" in notes.refused("Expire", filter=FOOD, maxRows=1, **action)
     for bound in ({}, {"maxRows": 0}):
-        words = mixed.refused("Expire", filter=FOOD, action="EXPIRE_ACTION_INVALIDATE", **bound)
+        words = notes.refused("Expire", filter=FOOD, action="EXPIRE_ACTION_INVALIDATE", **bound)
         assert "max_rows: is 0" in words
-    assert mixed.found() == ["code", "ending", "live"]
+    assert notes.found() == ["code", "ending", "live"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from tests.support.callers import PAST, ROWS, SHARES, Caller, Json, Many, record
 

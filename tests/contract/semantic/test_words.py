@@ -131,16 +131,14 @@ def test_a_language_stems_and_simple_does_not(notes: Caller, english: Caller) ->
 FRUITS = ["apple", "pear", "plum", "fig"]
 
 
-@pytest.fixture
-def fruits(notes: Caller) -> Caller:
-    """A namespace of 64 texts, of which three quarters have the word `apple` once or more."""
+def write_fruits(notes: Caller) -> None:
+    """Write 64 texts, of which three quarters have the word `apple` once or more."""
     notes.upsert(
         *(
             {"id": f"r{n:02}", "content": " ".join(["apple"] * (n % 4) + [FRUITS[n % 3], str(n)])}
             for n in range(64)
         )
     )
-    return notes
 
 
 def fused(lanes: list[Ranks], depth: int, k: int = 60) -> list[tuple[str, float]]:
@@ -150,7 +148,7 @@ def fused(lanes: list[Ranks], depth: int, k: int = 60) -> list[tuple[str, float]
         for id, (rank, _) in ranks.items():
             if rank <= depth:
                 scores[id] += 1.0 / (k + rank)  # type: ignore[assignment]
-    shown = {id: float(np.float32(score)) for id, score in scores.items()}
+    shown = {id: float(str(np.float32(score))) for id, score in scores.items()}
     return sorted(shown.items(), key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -158,88 +156,86 @@ def lanes_of(caller: Caller, query: str) -> list[Ranks]:
     return [lane(caller.search(queryText=query, mode=mode)) for mode in (1, SPARSE)]
 
 
-@pytest.mark.parametrize(
-    ("asked", "depth"),
-    [
-        ({"topK": 10}, 50),
-        ({"topK": 100}, 100),
-        ({"topK": 5, "rerankCandidateK": 7}, 7),
-        ({"topK": 9, "rerankCandidateK": 3}, 9),
-    ],
-)
-def test_hybrid_is_reciprocal_rank_fusion_of_both_lanes_to_a_depth(
-    fruits: Caller, asked: dict[str, int], depth: int
-) -> None:
+DEPTHS: list[tuple[dict[str, int], int]] = [
+    ({"topK": 10}, 50),
+    ({"topK": 100}, 100),
+    ({"topK": 5, "rerankCandidateK": 7}, 7),
+    ({"topK": 9, "rerankCandidateK": 3}, 9),
+]
+
+
+def test_hybrid_is_reciprocal_rank_fusion_of_both_lanes_to_a_depth(notes: Caller) -> None:
+    write_fruits(notes)
     for query in ("apple", "fig 7 plum"):
-        hits = fruits.search(queryText=query, mode=HYBRID, **asked)
-        expected = fused(lanes_of(fruits, query), depth)[: asked["topK"]]
-        found = [(hit["record"]["id"], float(np.float32(hit["score"]))) for hit in hits]
-        assert found == expected
-        assert hits == fruits.search(queryText=query, mode=HYBRID, **asked), "deterministic"
-        plain = {"method": "FUSION_METHOD_RRF", "k": 60, "denseWeight": 1, "sparseWeight": 1}
-        assert hits == fruits.search(queryText=query, mode=HYBRID, fusion=plain, **asked)
+        lanes = lanes_of(notes, query)
+        for asked, depth in DEPTHS:
+            hits = notes.search(queryText=query, mode=HYBRID, **asked)
+            found = [(hit["record"]["id"], hit["score"]) for hit in hits]
+            assert found == fused(lanes, depth)[: asked["topK"]]
 
 
-def test_hybrid_filters_both_lanes_before_it_ranks(fruits: Caller) -> None:
-    fruits.upsert(*({"id": f"x{n}", "content": "apple", "metadata": {"k": "v"}} for n in range(3)))
-    hits = fruits.search(queryText="apple", mode=HYBRID, filter={"k": "v"}, explain=True)
+def test_hybrid_is_deterministic_and_plain_rrf_its_default(notes: Caller) -> None:
+    write_fruits(notes)
+    hits = notes.search(queryText="apple", mode=HYBRID)
+    plain = {"method": "FUSION_METHOD_RRF", "k": 60, "denseWeight": 1, "sparseWeight": 1}
+    for fusion in (None, {}, plain):
+        assert notes.search(queryText="apple", mode=HYBRID, fusion=fusion) == hits
+
+
+def test_hybrid_filters_both_lanes_before_it_ranks(notes: Caller) -> None:
+    write_fruits(notes)
+    notes.upsert(*({"id": f"x{n}", "content": "apple", "metadata": {"k": "v"}} for n in range(3)))
+    hits = notes.search(queryText="apple", mode=HYBRID, filter={"k": "v"}, explain=True)
     assert [hit["record"]["id"] for hit in hits] == ["x0", "x1", "x2"]
     assert [hit["explanation"]["denseRank"] for hit in hits] == [1, 2, 3]
     assert [hit["explanation"]["sparseRank"] for hit in hits] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("top_k", [5, 64])
-def test_explain_tells_the_rank_and_score_of_each_lane(fruits: Caller, top_k: int) -> None:
-    dense, sparse = lanes_of(fruits, "apple fig")
-    asked = {"queryText": "apple fig", "topK": top_k}
-    for hit in fruits.search(mode=HYBRID, explain=True, **asked):
+def test_explain_tells_the_rank_and_score_of_each_lane(notes: Caller) -> None:
+    write_fruits(notes)
+    dense, sparse = lanes_of(notes, "apple fig")
+    asked = {"queryText": "apple fig", "topK": 20}
+    for hit in notes.search(mode=HYBRID, explain=True, **asked):
         why = hit["explanation"]
         for name, ranks in (("dense", dense), ("sparse", sparse)):
             rank, score = ranks.get(hit["record"]["id"], (0, 0.0))
-            if rank > max(50, top_k):
+            if rank > 50:
                 rank, score = 0, 0.0
             assert why.get(f"{name}Rank", 0) == rank
             assert why.get(f"{name}Score", 0.0) == score
     for mode, name in ((1, "dense"), (SPARSE, "sparse")):
-        hits = fruits.search(mode=mode, explain=True, **asked)
+        hits = notes.search(mode=mode, explain=True, **asked)
         assert [hit["explanation"] for hit in hits] == [
             {f"{name}Rank": n, f"{name}Score": hit["score"]} for n, hit in enumerate(hits, 1)
         ]
-    assert "explanation" not in fruits.search(mode=HYBRID, **asked)[0]
+    assert "explanation" not in notes.search(mode=HYBRID, **asked)[0]
 
 
-@pytest.mark.parametrize(
-    ("fusion", "weights"),
-    [({}, (0.3, 0.7)), ({"denseWeight": 2, "sparseWeight": 0.5}, (2.0, 0.5))],
-)
-def test_convex_fusion_weighs_each_lanes_share_of_its_best(
-    fruits: Caller, fusion: Json, weights: tuple[float, float]
-) -> None:
-    lanes = lanes_of(fruits, "apple fig")
-    scores: dict[str, float] = {}
-    for weight, ranks in zip(weights, lanes, strict=True):
-        best = max(score for _, score in ranks.values())
-        for id, (rank, score) in ranks.items():
-            if rank <= 50:
-                scores[id] = scores.get(id, 0.0) + weight * score / best
-    hits = fruits.search(
-        queryText="apple fig",
-        mode=HYBRID,
-        topK=20,
-        fusion={"method": "FUSION_METHOD_CONVEX", **fusion},
-    )
-    best_first = sorted(scores, key=lambda one: (-scores[one], one))[:20]
-    assert [hit["record"]["id"] for hit in hits] == best_first
-    assert scored(hits) == pytest.approx({id: scores[id] for id in best_first}, rel=1e-5)
+def test_convex_fusion_weighs_each_lanes_share_of_its_best(notes: Caller) -> None:
+    write_fruits(notes)
+    lanes = lanes_of(notes, "apple fig")
+    for given, weights in (({}, (0.3, 0.7)), ({"denseWeight": 2, "sparseWeight": 0.5}, (2.0, 0.5))):
+        scores: dict[str, float] = {}
+        for weight, ranks in zip(weights, lanes, strict=True):
+            best = max(score for _, score in ranks.values())
+            for id, (rank, score) in ranks.items():
+                if rank <= 50:
+                    scores[id] = scores.get(id, 0.0) + weight * score / best
+        fusion = {"method": "FUSION_METHOD_CONVEX", **given}
+        hits = notes.search(queryText="apple fig", mode=HYBRID, topK=20, fusion=fusion)
+        best_first = sorted(scores, key=lambda one: (-scores[one], one))[:20]
+        assert [hit["record"]["id"] for hit in hits] == best_first
+        assert scored(hits) == pytest.approx({id: scores[id] for id in best_first}, rel=1e-5)
 
 
-def test_rrf_takes_weights_and_another_k(fruits: Caller) -> None:
-    (_, sparse) = lanes_of(fruits, "apple fig")
-    hits = fruits.search(
+def test_rrf_takes_weights_and_another_k(notes: Caller) -> None:
+    write_fruits(notes)
+    (_, sparse) = lanes_of(notes, "apple fig")
+    hits = notes.search(
         queryText="apple fig", mode=HYBRID, topK=10, fusion={"sparseWeight": 3, "k": 1}
     )
     assert scored(hits) == pytest.approx(
         {id: 3 / (1 + rank) for id, (rank, _) in sparse.items() if rank <= 10}
     )
     for fusion, words in (({"denseWeight": -1}, "fusion.dense_weight"), ({"method": 7}, "fusion.")):
-        assert words in fruits.refused("Search", queryText="x", mode=HYBRID, fusion=fusion)
+        assert words in notes.refused("Search", queryText="x", mode=HYBRID, fusion=fusion)
