@@ -63,15 +63,15 @@ def test_hits_carry_content_and_metadata_and_more_if_asked(notes: Caller) -> Non
     assert both["record"] == {**plain["record"], "payload": "aGk=", "vector": ONE}
 
 
-@pytest.mark.parametrize("mode", ["DENSE", "SPARSE", "HYBRID"])
-def test_ids_only_returns_id_and_score_whatever_else_is_asked(notes: Caller, mode: str) -> None:
+def test_ids_only_returns_id_and_score_whatever_else_is_asked(notes: Caller) -> None:
     notes.upsert(full("a"), full("b"))
-    asked = {"queryText": "text of a", "mode": f"SEARCH_MODE_{mode}"}
-    whole = notes.search(**asked)
-    short = notes.search(**asked, idsOnly=True, includePayload=True, includeVector=True)
-    assert short == [
-        {"record": {"id": hit["record"]["id"]}, "score": hit["score"]} for hit in whole
-    ]
+    for mode in ("DENSE", "SPARSE", "HYBRID"):
+        asked = {"queryText": "text of a", "mode": f"SEARCH_MODE_{mode}"}
+        whole = notes.search(**asked)
+        short = notes.search(**asked, idsOnly=True, includePayload=True, includeVector=True)
+        assert short == [
+            {"record": {"id": hit["record"]["id"]}, "score": hit["score"]} for hit in whole
+        ]
 
 
 def test_vectors_are_kept_as_given_and_not_normalised(notes: Caller) -> None:
