@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from tests.support.clocks import TurnedClock
 from tests.support.grids import (
     CONFIG,
     QUICK_RETRIES,
@@ -19,12 +20,15 @@ from tests.support.grids import (
     namespace,
     queries,
     run,
-    vector_of,
 )
 
+from mindgrid.cluster.client import Grid
 from mindgrid.cluster.host import Opened, open_shard
+from mindgrid.cluster.local import LocalCluster
 from mindgrid.cluster.placement import shard_of
+from mindgrid.cluster.spec import GridSpec
 from mindgrid.shards.clock import Instant, SystemClock
+from mindgrid.shards.config import Driver
 from mindgrid.shards.driver import SemanticShard
 from mindgrid.shards.errors import (
     Corruption,
@@ -102,35 +106,6 @@ def test_records_come_back_by_id_in_the_order_asked(
     run(claim)
 
 
-def test_ids_and_versions_are_aligned_with_the_drafts(tmp_path: Path) -> None:
-    async def claim() -> None:
-        async with local_grid(tmp_path, namespace("n", 3)) as (grid, _):
-            first = [*drafts(4), drafts(1)[0], replace(drafts(1)[0], id="")]
-            ids, result = await grid.upsert("n", first)
-            assert ids[:5] == ("r00000", "r00001", "r00002", "r00003", "r00000")
-            assert len(ids[5]) == 36
-            assert result.versions == (1, 1, 1, 1, 2, 1)
-            found = await grid.get("n", [ids[5]])
-            assert found[0] is not None
-            assert found[0].created_at <= result.committed_at
-
-    run(claim)
-
-
-def test_a_text_is_embedded_on_both_sides(tmp_path: Path) -> None:
-    async def claim() -> None:
-        async with local_grid(tmp_path, namespace("n", 2)) as (grid, _):
-            await grid.upsert("n", [text_draft("a", "zebra"), text_draft("b", "apple")])
-            answer = await grid.search("n", Query(NO_VECTOR), "zebra")
-            assert answer.hits[0].id == "a"
-            assert answer.hits[0].score == pytest.approx(1.0)
-            found = await grid.get("n", ["b"], Want.VECTOR)
-            assert found[0] is not None
-            assert found[0].vector.tobytes() == vector_of("apple").tobytes()
-
-    run(claim)
-
-
 def test_a_repeated_transaction_writes_nothing_twice(tmp_path: Path) -> None:
     async def claim() -> None:
         async with local_grid(tmp_path, namespace("n", 3)) as (grid, _):
@@ -139,22 +114,6 @@ def test_a_repeated_transaction_writes_nothing_twice(tmp_path: Path) -> None:
             found = await grid.get("n", ["r00000"])
             assert found[0] is not None
             assert found[0].version == 1
-
-    run(claim)
-
-
-def test_a_deleted_record_is_found_no_more(tmp_path: Path) -> None:
-    async def claim() -> None:
-        async with local_grid(tmp_path, namespace("n", 3)) as (grid, _):
-            records = drafts(10)
-            await grid.upsert("n", records)
-            assert (await grid.delete("n", "r00003")).existed
-            assert not (await grid.delete("n", "r00003")).existed
-            assert (await grid.delete("n", "r00003", hard=True)).existed
-            assert await grid.get("n", ["r00003"]) == [None]
-            answer = await grid.search("n", Query(records[3].vector, top_k=100))
-            assert "r00003" not in [hit.id for hit in answer.hits]
-            assert len(answer.hits) == 9
 
     run(claim)
 
@@ -349,6 +308,27 @@ def test_deadlines_and_full_queues_reach_the_caller(tmp_path: Path) -> None:
             )
             kinds = {type(answer) for answer in answers if isinstance(answer, Exception)}
             assert kinds == {Exhausted}
+
+    run(claim)
+
+
+# Between hosts a clock may be off by `skew_max` in all; beyond that reads are refused, not short.
+@pytest.mark.parametrize(("hosts", "step"), [(1, 3_600_000_000), (3, 20_000)])
+@pytest.mark.parametrize("driver", Driver)
+def test_a_clock_that_steps_back_hides_no_write(
+    tmp_path: Path, driver: Driver, hosts: int, step: int
+) -> None:
+    async def claim() -> None:
+        clock = TurnedClock()
+        spec = GridSpec(tmp_path, (namespace("n", 5, driver),), hosts, QUICK_RETRIES)
+        async with LocalCluster(spec, clock=clock) as cluster:
+            grid = Grid(cluster, clock=clock)
+            for number, record in enumerate(drafts(12), 1):
+                await grid.upsert("n", [record])
+                assert len((await grid.search("n", Query(record.vector, 100))).hits) == number
+                assert (await grid.get("n", [record.id]))[0] is not None
+                clock.turn(-step)
+            await grid.close()
 
     run(claim)
 
