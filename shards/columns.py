@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-_CAPACITY_MIN = 16
+_CAPACITY_MIN = 2  # there are as many columns as metadata keys
 
 
 class Column(Generic[Scalar]):
@@ -19,6 +19,8 @@ class Column(Generic[Scalar]):
     outgrows its memory moves to new memory, so a view stays valid for ever. Changes made in place
     through `view()` do show in every window; who needs them hidden copies under the shard's lock.
     """
+
+    __slots__ = ("_data", "_size")
 
     def __init__(self, dtype: DTypeLike) -> None:
         self._data: NDArray[Any] = np.empty(_CAPACITY_MIN, dtype=dtype)
@@ -42,6 +44,12 @@ class Column(Generic[Scalar]):
         self._reserve(len(values))
         self._data[self._size : self._size + len(values)] = values
         self._size += len(values)
+
+    def pad(self, size: int) -> None:
+        """Add zeros until there are `size` values; not fewer than there are."""
+        self._reserve(size - self._size)
+        self._data[self._size : size] = 0
+        self._size = size
 
     def replace(self, values: NDArray[Any]) -> None:
         """Become exactly `values`, in memory of its own."""

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mindgrid.shards.clock import NEVER, Instant
 from mindgrid.shards.columns import Column
 from mindgrid.shards.commits import Change, Commit
-from mindgrid.shards.filters import MetadataIndex, Positions
+from mindgrid.shards.filters import Mask, MetadataIndex, Positions, few, those
 from mindgrid.shards.plan import Head
 from mindgrid.shards.types import Expire, ExpireAction, Selection
 
@@ -228,7 +228,7 @@ class Rows:
         """Overwrite a row's lifecycle values from the instant `at` on; `seq` is the commit's."""
         position = self.position(change.number)
         valid_to, deleted = self.valid_to.view(), self.deleted.view()
-        self._undo.note(seq, at, change.number, int(valid_to[position]), int(deleted[position]))
+        self._undo.note(seq, at, position, int(valid_to[position]), int(deleted[position]))
         valid_to[position] = change.valid_to
         deleted[position] = change.deleted_at
         self._live.touch((position,))
@@ -258,8 +258,8 @@ class Rows:
         now = zip(*(column.view()[positions].tolist() for column in columns), strict=True)
         lives = list(map(Lifecycle._make, now))
         if self._undo.reaches(known_at):
-            for at, number in enumerate(self.numbers.view()[positions].tolist()):
-                valid_to, deleted = self._undo.value(number, known_at, lives[at][2:4])
+            for at, position in enumerate(positions.tolist()):
+                valid_to, deleted = self._undo.value(position, known_at, lives[at][2:4])
                 lives[at] = lives[at]._replace(valid_to=valid_to, deleted_at=deleted)
         return lives
 
@@ -269,23 +269,30 @@ class Rows:
         The array is shared by every read that asks for the same rows: do not write to it.
         """
         matching = self.metadata.matching(selection.equals, selection.predicates)
+        if matching is not None and few(len(matching), len(self)):
+            return those(matching, self._selected(matching, selection, known_at, as_of))
         bounded = selection.created_after is not None or selection.created_before is not None
         usual = known_at == as_of >= self.last_commit and not selection.include_invalidated
-        if matching is None and not bounded and usual:
-            live = self._live.positions(self, as_of)
-            if live is not None:
-                return live
-        at: Positions | slice = slice(None) if matching is None else matching
-        shown = self._selected(at, selection, known_at, as_of)
-        return np.flatnonzero(shown) if matching is None else matching[shown]
+        live = self._live.mask(self, as_of) if usual else None
+        if live is None:
+            shown = self._selected(slice(None), selection, known_at, as_of)
+        elif matching is None and not bounded:
+            return self._live.positions()
+        else:
+            shown = self._created(live.copy(), slice(None), selection)
+        return np.flatnonzero(shown) if matching is None else those(matching, shown.take(matching))
 
     def _selected(
         self, at: Positions | slice, selection: Selection, known_at: int, as_of: int
-    ) -> NDArray[np.bool_]:
+    ) -> Mask:
         """Return which rows a read may return, metadata apart."""
         shown = self._known(at, known_at)
         if not selection.include_invalidated:
             shown &= self._valid(at, known_at, as_of)
+        return self._created(shown, at, selection)
+
+    def _created(self, shown: Mask, at: Positions | slice, selection: Selection) -> Mask:
+        """Clear in `shown`, which is returned, what was created outside of the bounds."""
         created = self.created.view()[at]
         if selection.created_after is not None:
             shown &= created > selection.created_after
@@ -293,13 +300,11 @@ class Rows:
             shown &= created < selection.created_before
         return shown
 
-    def known(self, known_at: int) -> NDArray[np.bool_]:
+    def known(self, known_at: int) -> Mask:
         """Return by position which rows were the newest of their ids at an instant: (n,) bool."""
         return self._known(slice(None), known_at)
 
-    def shown(
-        self, places: Positions, selection: Selection, known_at: int, as_of: int
-    ) -> NDArray[np.bool_]:
+    def shown(self, places: Positions, selection: Selection, known_at: int, as_of: int) -> Mask:
         """Return which of these rows, each the newest of its id at `known_at`, a read may return.
 
         `places` in any order; as `allowed`, at the cost of the rows asked about.
@@ -310,20 +315,17 @@ class Rows:
             shown = np.isin(places, matching)
         return shown & self._selected(places, selection, known_at, as_of)
 
-    def _known(self, at: Positions | slice, known_at: int) -> NDArray[np.bool_]:
-        known: NDArray[np.bool_] = self.committed.view()[at] <= known_at
+    def _known(self, at: Positions | slice, known_at: int) -> Mask:
+        known: Mask = self.committed.view()[at] <= known_at
         known &= self.replaced.view()[at] > known_at
         return known
 
-    def _valid(self, at: Positions | slice, known_at: int, as_of: int) -> NDArray[np.bool_]:
-        valid_to, deleted = self.valid_to.view(), self.deleted.view()
+    def _valid(self, at: Positions | slice, known_at: int, as_of: int) -> Mask:
+        valid_from = self.valid_from.view()[at]
+        valid = _valid_at(as_of, valid_from, self.valid_to.view()[at], self.deleted.view()[at])
         if self._undo.reaches(known_at):
-            valid_to, deleted = self._undo.take_back(
-                self.numbers.view(), valid_to, deleted, known_at
-            )
-        valid: NDArray[np.bool_] = deleted[at] == NEVER
-        valid &= self.valid_from.view()[at] <= as_of
-        valid &= valid_to[at] > as_of
+            changed, valid_to, deleted = self._undo.taken_back(at, len(self), known_at)
+            valid[changed] = _valid_at(as_of, valid_from.take(changed), valid_to, deleted)
         return valid
 
     def newest_known(self, id: str, known_at: int) -> int | None:
@@ -399,7 +401,7 @@ class Rows:
         ):
             column.replace(column.view()[kept])
         self.metadata.keep(kept)
-        self._undo.forget(floor, gone)
+        self._undo.forget(floor, kept)
         self._live = _LiveMask()
 
 
@@ -414,18 +416,22 @@ class _UndoLog:
         self._newest = 0
         self._seq: Column[np.int64] = Column(np.int64)
         self._at: Column[np.int64] = Column(np.int64)
-        self._number: Column[np.int64] = Column(np.int64)
+        self._before: Column[np.int64] = Column(np.int64)
+        """When the row changed before this, 0 for never."""
+        self._position: Column[np.int64] = Column(np.int64)
         self._valid_to: Column[np.int64] = Column(np.int64)
         self._deleted: Column[np.int64] = Column(np.int64)
         self._last: dict[int, list[int]] = {}
-        """Entries by row number, for point reads."""
+        """Entries by position, for point reads."""
 
-    def note(self, seq: int, at: int, number: int, valid_to: int, deleted: int) -> None:
-        self._last.setdefault(number, []).append(len(self._at))
+    def note(self, seq: int, at: int, position: int, valid_to: int, deleted: int) -> None:
+        entries = self._last.setdefault(position, [])
+        self._before.append(self._at.view()[entries[-1]] if entries else 0)
+        entries.append(len(self._at))
         self._newest = max(self._newest, at)
         self._seq.append(seq)
         self._at.append(at)
-        self._number.append(number)
+        self._position.append(position)
         self._valid_to.append(valid_to)
         self._deleted.append(deleted)
 
@@ -433,21 +439,27 @@ class _UndoLog:
         """Return whether a change is newer than `known_at`."""
         return self._newest > known_at
 
-    def take_back(
-        self, numbers: Int64s, valid_to: Int64s, deleted: Int64s, known_at: int
-    ) -> tuple[Int64s, Int64s]:
-        """Return copies of the columns without the changes that are newer than `known_at`."""
-        valid_to, deleted = valid_to.copy(), deleted.copy()
-        # Newest first: of several changes of a row, NumPy keeps the value assigned last.
-        newer = np.flatnonzero(self._at.view() > known_at)[::-1]
-        at = np.searchsorted(numbers, self._number.view()[newer])
-        valid_to[at] = self._valid_to.view()[newer]
-        deleted[at] = self._deleted.view()[newer]
-        return valid_to, deleted
+    def taken_back(
+        self, at: Positions | slice, rows: int, known_at: int
+    ) -> tuple[Positions, Int64s, Int64s]:
+        """Return (indices into `at`, valid_to, deleted), as known then, of what changed since.
 
-    def value(self, number: int, known_at: int, now: tuple[int, int]) -> tuple[int, int]:
+        `at` in any order, or the slice of everything; `rows` is how many rows there are.
+        """
+        # Of the changes of a row that are newer, the first one overwrote what was known.
+        entries = np.flatnonzero((self._at.view() > known_at) & (self._before.view() <= known_at))
+        changed = self._position.view().take(entries)
+        if not isinstance(at, slice):
+            entry_of = np.zeros(rows, np.int32)
+            entry_of[changed] = entries + 1
+            asked = entry_of.take(at)
+            changed = np.flatnonzero(asked)
+            entries = asked[changed] - np.int64(1)
+        return changed, self._valid_to.view().take(entries), self._deleted.view().take(entries)
+
+    def value(self, position: int, known_at: int, now: tuple[int, int]) -> tuple[int, int]:
         """Return (valid_to, deleted) of one row as known at an instant."""
-        for entry in self._last.get(number, ()):
+        for entry in self._last.get(position, ()):
             if self._at.view()[entry] > known_at:
                 return int(self._valid_to.view()[entry]), int(self._deleted.view()[entry])
         return now
@@ -456,32 +468,33 @@ class _UndoLog:
         """Return the changes by commits after `seq` with the values they set."""
         at = self._at.view()
         start, end = int(np.searchsorted(self._seq.view(), seq, side="right")), len(at)
-        valid_to = np.empty(end - start, dtype=np.int64)
-        deleted = np.empty(end - start, dtype=np.int64)
-        for out, entry in enumerate(range(start, end)):
-            number = int(self._number.view()[entry])
-            later = [e for e in self._last[number] if e > entry]
+        positions = self._position.view()[start:end]
+        valid_to, deleted = rows.valid_to.view()[positions], rows.deleted.view()[positions]
+        for out, position in enumerate(positions.tolist()):
+            later = [entry for entry in self._last[position] if entry > start + out]
             if later:
                 valid_to[out] = self._valid_to.view()[later[0]]
                 deleted[out] = self._deleted.view()[later[0]]
-            else:
-                position = rows.position(number)
-                valid_to[out] = rows.valid_to.view()[position]
-                deleted[out] = rows.deleted.view()[position]
-        return at[start:end].copy(), self._number.view()[start:end].copy(), valid_to, deleted
+        return at[start:end].copy(), rows.numbers.view()[positions], valid_to, deleted
 
-    def forget(self, floor: int, gone: set[int]) -> None:
-        """Drop the changes up to `floor` and those of rows that are gone."""
-        numbers = self._number.view()
-        kept = self._at.view() > floor
-        if gone:
-            kept &= ~np.isin(numbers, np.fromiter(gone, dtype=np.int64, count=len(gone)))
-        for column in (self._seq, self._at, self._number, self._valid_to, self._deleted):
+    def forget(self, floor: int, kept_rows: Mask) -> None:
+        """Drop the changes up to `floor` and those of rows that are not kept; renumber."""
+        kept = (self._at.view() > floor) & kept_rows[self._position.view()]
+        moved = np.cumsum(kept_rows) - 1
+        self._position.replace(moved[self._position.view()])
+        for column in (
+            self._seq,
+            self._at,
+            self._before,
+            self._position,
+            self._valid_to,
+            self._deleted,
+        ):
             column.replace(column.view()[kept])
         self._newest = int(self._at.view().max(initial=0))
         self._last = {}
-        for entry, number in enumerate(self._number.view().tolist()):
-            self._last.setdefault(number, []).append(entry)
+        for entry, position in enumerate(self._position.view().tolist()):
+            self._last.setdefault(position, []).append(entry)
 
 
 class _LiveMask:
@@ -492,7 +505,7 @@ class _LiveMask:
     """
 
     def __init__(self) -> None:
-        self._mask: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self._mask: Mask = np.zeros(0, dtype=np.bool_)
         self._since = 0
         self._until = 0
         self._touched: list[int] = []
@@ -501,8 +514,11 @@ class _LiveMask:
     def touch(self, positions: Iterable[int]) -> None:
         self._touched.extend(positions)
 
-    def positions(self, rows: Rows, as_of: int) -> Positions | None:
-        """Return the live rows at `as_of`, or None where it lies before what the mask covers."""
+    def mask(self, rows: Rows, as_of: int) -> Mask | None:
+        """Return by position which rows are live at `as_of`, not to be written to.
+
+        None where `as_of` lies before what the mask covers.
+        """
         if as_of < self._since:
             return None
         if as_of >= self._until or len(self._touched) > len(self._mask):
@@ -516,6 +532,10 @@ class _LiveMask:
             self._judge(rows, np.array(self._touched, dtype=np.int64), as_of)
         self._touched.clear()
         self._since = as_of
+        return self._mask
+
+    def positions(self) -> Positions:
+        """Return the live rows of the mask as last returned."""
         if self._positions is None:
             self._positions = np.flatnonzero(self._mask)
         return self._positions
@@ -531,6 +551,13 @@ class _LiveMask:
                 self._until = min(self._until, int(ahead.min()))
         self._mask[at] = live & (valid_from <= as_of) & (as_of < valid_to)
         self._positions = None
+
+
+def _valid_at(as_of: int, valid_from: Int64s, valid_to: Int64s, deleted: Int64s) -> Mask:
+    valid: Mask = deleted == NEVER
+    valid &= valid_from <= as_of
+    valid &= valid_to > as_of
+    return valid
 
 
 def instants(selection: Selection, instant: Instant) -> tuple[Instant, Instant]:
