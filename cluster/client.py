@@ -356,34 +356,25 @@ class Grid:
         self, route: Route, query: Query, stamp: Stamp, deadline: Deadline
     ) -> Answer:
         """Return the answer of all hosts to one lane, at one instant."""
-        hosts = range(len(route.by_host))
-        answers = await _all(self._ask(route, host, query, stamp, deadline) for host in hosts)
-        instants = [answer.instant for answer in answers]
-        again = behind(instants, query.selection)
-        if again:
-            stamp = settled(instants)
-            later = await _all(self._ask(route, host, query, stamp, deadline) for host in again)
-            for host, answer in zip(again, later, strict=True):
-                answers[host] = answer
+        answers = await _settled(
+            lambda host, stamp: self._ask(route, host, query, stamp, deadline),
+            len(route.by_host),
+            query.selection,
+            stamp,
+        )
         return merge(answers, query.top_k)
 
     async def _ask(
         self, route: Route, host: int, query: Query, stamp: Stamp | None, deadline: Deadline
     ) -> Answer:
         name, shards = route.by_host[host]
-        gate = self._gates[name]
-        part = Part(route.spec.key, route.generation, shards, stamp)
-        while True:
-            try:
-                lane = gate.lane_for(query)
-                answer = await lane.submit(part.namespace, (part, query), deadline)
-            except InDoubt as doubt:
-                part = part._replace(stamp=Stamp(Instant(doubt.instant), exactly=True))
-                await self._warm(gate, part, deadline)
-                continue
-            if not isinstance(answer, Opening):
-                return answer
-            await self._warm(gate, part, deadline)
+        lane = self._gates[name].lane_for(query)
+        return await self._answered(
+            name,
+            Part(route.spec.key, route.generation, shards, stamp),
+            lambda part: lane.submit(part.namespace, (part, query), deadline),
+            deadline,
+        )
 
     async def _get(
         self, route: Route, ids: Sequence[str], read: port.GetItem, deadline: Deadline
@@ -392,21 +383,24 @@ class Grid:
         for index, id in enumerate(ids):
             by_host.setdefault(route.hosts[route.shard_of(id)], []).append(index)
         hosts = list(by_host)
-        stamp = read.stamp or (self._shared_stamp() if len(hosts) > 1 else None)
-        parts = {
-            host: tuple((route.shard_of(ids[i]), ids[i]) for i in by_host[host]) for host in hosts
-        }
 
-        async def ask(host: str, stamp: Stamp | None) -> Found:
-            item = port.GetItem(
-                route.spec.key, route.generation, parts[host], read.selection, read.want, stamp
+        async def ask(position: int, stamp: Stamp | None) -> Found:
+            host = hosts[position]
+            wanted = tuple((route.shard_of(ids[i]), ids[i]) for i in by_host[host])
+            shards = tuple(sorted({shard for shard, _ in wanted}))
+            return await self._answered(
+                host,
+                Part(route.spec.key, route.generation, shards, stamp),
+                lambda part: self._gates[host].reads.submit(
+                    part.namespace,
+                    replace(read, generation=part.generation, ids=wanted, stamp=part.stamp),
+                    deadline,
+                ),
+                deadline,
             )
-            return await self._ask_by_id(host, item, deadline)
 
-        found = await _all(ask(host, stamp) for host in hosts)
-        instants = [answer.instant for answer in found]
-        for position in behind(instants, read.selection):
-            found[position] = await ask(hosts[position], settled(instants))
+        stamp = read.stamp or (self._shared_stamp() if len(hosts) > 1 else None)
+        found = await _settled(ask, len(hosts), read.selection, stamp)
         records: list[Record | None] = [None] * len(ids)
         for host, answer in zip(hosts, found, strict=True):
             for index, record in zip(by_host[host], answer.records, strict=True):
@@ -419,44 +413,44 @@ class Grid:
         )
 
     async def _scan(self, route: Route, scan: Scan, deadline: Deadline) -> Scanned:
-        hosts = range(len(route.by_host))
-        stamp = self._shared_stamp() if len(hosts) > 1 else None
-        pages = await _all(self._scan_host(route, host, scan, stamp, deadline) for host in hosts)
-        instants = [page.instant for page in pages]
-        for host in behind(instants, scan.selection):
-            pages[host] = await self._scan_host(route, host, scan, settled(instants), deadline)
+        async def ask(position: int, stamp: Stamp | None) -> Scanned:
+            host, shards = route.by_host[position]
+            return await self._answered(
+                host,
+                Part(route.spec.key, route.generation, shards, stamp),
+                lambda part: self._gates[host].scans.submit(
+                    part.namespace,
+                    port.ScanItem(part.namespace, part.generation, shards, scan, part.stamp),
+                    deadline,
+                ),
+                deadline,
+            )
+
+        hosts = len(route.by_host)
+        stamp = self._shared_stamp() if hosts > 1 else None
+        pages = await _settled(ask, hosts, scan.selection, stamp)
         return merge_pages(pages, scan.limit)
 
-    async def _scan_host(
-        self, route: Route, host: int, scan: Scan, stamp: Stamp | None, deadline: Deadline
-    ) -> Scanned:
-        name, shards = route.by_host[host]
-        gate = self._gates[name]
-        part = Part(route.spec.key, route.generation, shards, stamp)
+    async def _answered(
+        self,
+        host: str,
+        part: Part,
+        submit: Callable[[Part], Awaitable[T | Opening]],
+        deadline: Deadline,
+    ) -> T:
+        """Submit to a host until it answers; wait while shards open, or are in doubt.
+
+        In doubt, the read is asked again at exactly the instant that the doubt names.
+        """
         while True:
-            item = port.ScanItem(part.namespace, part.generation, shards, scan, part.stamp)
             try:
-                scanned = await gate.scans.submit(part.namespace, item, deadline)
+                answer = await submit(part)
             except InDoubt as doubt:
                 part = part._replace(stamp=Stamp(Instant(doubt.instant), exactly=True))
             else:
-                if not isinstance(scanned, Opening):
-                    return scanned
-            await self._warm(gate, part, deadline)
-
-    async def _ask_by_id(self, host: str, item: port.GetItem, deadline: Deadline) -> Found:
-        gate = self._gates[host]
-        while True:
-            try:
-                found = await gate.reads.submit(item.namespace, item, deadline)
-            except InDoubt as doubt:
-                item = replace(item, stamp=Stamp(Instant(doubt.instant), exactly=True))
-            else:
-                if not isinstance(found, Opening):
-                    return found
-            shards = tuple(sorted({shard for shard, _ in item.ids}))
-            part = Part(item.namespace, item.generation, shards, item.stamp)
-            await self._warm(gate, part, deadline)
+                if not isinstance(answer, Opening):
+                    return answer
+            await self._warm(self._gates[host], part, deadline)
 
     def _shared_stamp(self) -> Stamp:
         """Return one stamp for all reads that begin in this turn of the loop.
@@ -490,16 +484,18 @@ class Grid:
     async def _commit(
         self, route: Route, shard: int, command: Command, deadline: Deadline
     ) -> Result:
-        key = ShardKey(route.spec.key, route.generation, shard)
-        write = port.Write(key, command)
-        gate = self._gates[route.hosts[shard]]
-        while True:
-            result = await gate.writes.submit(key.namespace, write, deadline, write_bytes(write))
-            if not isinstance(result, Opening):
-                assert isinstance(result, Upserted | Deleted | Expired)
-                return result
-            part = Part(key.namespace, key.generation, (shard,), None)
-            await self._warm(gate, part, deadline)
+        host, namespace = route.hosts[shard], route.spec.key
+        write = port.Write(ShardKey(namespace, route.generation, shard), command)
+        result = await self._answered(
+            host,
+            Part(namespace, route.generation, (shard,), None),
+            lambda _: self._gates[host].writes.submit(
+                namespace, write, deadline, write_bytes(write)
+            ),
+            deadline,
+        )
+        assert isinstance(result, Upserted | Deleted | Expired)
+        return result
 
     async def _with_vectors(self, key: NamespaceKey, command: Upsert, deadline: Deadline) -> Upsert:
         missing = [index for index, draft in enumerate(command.drafts) if not len(draft.vector)]
@@ -663,6 +659,30 @@ class Grid:
         del self._warming[key]
         if not task.cancelled():
             task.exception()
+
+
+class _Timed(Protocol):
+    @property
+    def instant(self) -> Instant: ...
+
+
+R = TypeVar("R", bound=_Timed)
+
+
+async def _settled(
+    ask: Callable[[int, Stamp | None], Coroutine[None, None, R]],
+    hosts: int,
+    selection: Selection,
+    stamp: Stamp | None,
+) -> list[R]:
+    """Ask each host, and those behind once more, so that all answer at one instant."""
+    found = await _all(ask(host, stamp) for host in range(hosts))
+    instants = [answer.instant for answer in found]
+    again = behind(instants, selection)
+    later = await _all(ask(host, settled(instants)) for host in again)
+    for host, answer in zip(again, later, strict=True):
+        found[host] = answer
+    return found
 
 
 async def _nothing(routes: Routes) -> None:

@@ -8,9 +8,9 @@ of the shards, by the next one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
 from typing import Any
 
 from mindgrid.cluster import port
@@ -85,7 +85,9 @@ class Committer:
 
         async def clear(doubt: Doubt) -> None:
             async with gate:
-                await self._clear(doubt)
+                # A namespace may be gone from the configuration, or have no host at the moment.
+                with contextlib.suppress(MindgridError):
+                    await self._clear(doubt)
 
         stale = [clear(doubt) for doubt in doubts if doubt.key not in self._running]
         await asyncio.gather(*stale)
@@ -111,7 +113,7 @@ class Committer:
                 parts = parts_of_upsert(command, route.shard_of)
             return await self._until_free(route, command, parts, deadline)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _admitted(
         self, route: Route, ids: Collection[str], deadline: Deadline
     ) -> AsyncIterator[None]:

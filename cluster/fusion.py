@@ -9,6 +9,7 @@ ranks are those of the whole namespace.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -51,13 +52,16 @@ def fused(query: Query, answers: Sequence[Answer]) -> Answer:
         (answer,) = answers
         return explained(query, answer) if query.explain else answer
     dense, sparse = answers
-    found = _explanations(dense, sparse)
+    found = _found(dense, sparse)
     score = _rrf if query.fusion.method is FusionMethod.RRF else _Convex(dense, sparse)
-    scored = [(float(np.float32(score(query.fusion, e))), id, e) for id, e in found.items()]
-    scored.sort(key=lambda one: (-one[0], one[1]))
+    weights = query.fusion.weights
+    scored = [
+        (-float(np.float32(score(query.fusion, weights, lanes_))), id)
+        for id, lanes_ in found.items()
+    ]
     hits = tuple(
-        Hit(id, value, None, explanation if query.explain else None)
-        for value, id, explanation in scored[: query.top_k]
+        Hit(id, -negative, None, Explanation(*found[id]) if query.explain else None)
+        for negative, id in heapq.nsmallest(query.top_k, scored)
     )
     return Answer(
         hits,
@@ -103,26 +107,28 @@ def with_records(answer: Answer, records: Sequence[Record | None]) -> Answer | M
     return replace(answer, hits=tuple(replace(hit, record=record) for hit, record in pairs))
 
 
-def _explanations(dense: Answer, sparse: Answer) -> dict[str, Explanation]:
-    found = {
-        hit.id: Explanation(dense_rank=rank, dense_score=hit.score)
-        for rank, hit in enumerate(dense.hits, 1)
+_Lanes = tuple[int, float, int, float]
+"""The fields of an Explanation: made by the hundred, and shown for ten."""
+
+
+def _found(dense: Answer, sparse: Answer) -> dict[str, _Lanes]:
+    found: dict[str, _Lanes] = {
+        hit.id: (rank, hit.score, 0, 0.0) for rank, hit in enumerate(dense.hits, 1)
     }
     for rank, hit in enumerate(sparse.hits, 1):
-        known = found.get(hit.id, Explanation())
-        found[hit.id] = replace(known, sparse_rank=rank, sparse_score=hit.score)
+        dense_rank, dense_score, _, _ = found.get(hit.id, _NEITHER)
+        found[hit.id] = dense_rank, dense_score, rank, hit.score
     return found
 
 
-def _rrf(fusion: Fusion, hit: Explanation) -> float:
+_NEITHER: _Lanes = (0, 0.0, 0, 0.0)
+
+
+def _rrf(fusion: Fusion, weights: tuple[float, float], lanes_: _Lanes) -> float:
     """Cormack, Clarke and Buettcher, Reciprocal Rank Fusion outperforms Condorcet (2009)."""
-    dense_weight, sparse_weight = fusion.weights
-    score = 0.0
-    if hit.dense_rank:
-        score += dense_weight / (fusion.k + hit.dense_rank)
-    if hit.sparse_rank:
-        score += sparse_weight / (fusion.k + hit.sparse_rank)
-    return score
+    dense_rank, _, sparse_rank, _ = lanes_
+    score = weights[0] / (fusion.k + dense_rank) if dense_rank else 0.0
+    return score + weights[1] / (fusion.k + sparse_rank) if sparse_rank else score
 
 
 class _Convex:
@@ -135,11 +141,11 @@ class _Convex:
         self._dense_best = max((hit.score for hit in dense.hits), default=0.0)
         self._sparse_best = max((hit.score for hit in sparse.hits), default=0.0)
 
-    def __call__(self, fusion: Fusion, hit: Explanation) -> float:
-        dense_weight, sparse_weight = fusion.weights
+    def __call__(self, fusion: Fusion, weights: tuple[float, float], lanes_: _Lanes) -> float:
+        dense_rank, dense_score, sparse_rank, sparse_score = lanes_
         score = 0.0
-        if hit.dense_rank and self._dense_best > 0.0:
-            score += dense_weight * (hit.dense_score / self._dense_best)
-        if hit.sparse_rank and self._sparse_best > 0.0:
-            score += sparse_weight * (hit.sparse_score / self._sparse_best)
+        if dense_rank and self._dense_best > 0.0:
+            score += weights[0] * (dense_score / self._dense_best)
+        if sparse_rank and self._sparse_best > 0.0:
+            score += weights[1] * (sparse_score / self._sparse_best)
         return score

@@ -8,6 +8,7 @@ row was erased meanwhile makes the query start over.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from bisect import bisect_right
@@ -97,13 +98,17 @@ class _Target:
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """The row numbers and scores of a query's hits, best first."""
+    """The row numbers, ids and scores of a query's hits, best first."""
 
     numbers: NDArray[np.int64]
+    ids: list[str]
     scores: NDArray[np.float32]
     exact: bool
     scanned: int
     stats: WordStats | None = None
+
+
+_NOTHING = _Ranked(np.empty(0, np.int64), [], np.empty(0, np.float32), exact=True, scanned=0)
 
 
 class _Located(NamedTuple):
@@ -248,7 +253,7 @@ class Store:
             ranked = self._rank(view, [target for _, target in group])
             with self.lock:
                 located = [
-                    self._find(result.numbers, target.known_at)
+                    self._find(result.numbers, target)
                     for result, (_, target) in zip(ranked, group, strict=True)
                 ]
             for (at, target), result, places in zip(group, ranked, located, strict=True):
@@ -357,8 +362,7 @@ class Store:
         if query.mode is Mode.SPARSE:
             return [self._rank_by_words(view, target) for target in targets]
         if len(allowed) == 0:
-            nothing = _Ranked(np.empty(0, np.int64), np.empty(0, np.float32), True, 0)
-            return [nothing] * len(targets)
+            return [_NOTHING] * len(targets)
         vectors = np.stack([target.query.vector for target in targets])
         split = int(np.searchsorted(allowed, view.indexed))
         if query.exact or view.index is None or split <= self._config.exact_rows_max:
@@ -373,9 +377,8 @@ class Store:
         stats = target.counted.stats(terms) if target.counted is not None else query.stats
         assert stats is not None
         if query.top_k == 0 or len(allowed) == 0:
-            nothing = np.empty(0, np.int64), np.empty(0, np.float32)
             scanned = len(allowed) if query.top_k else 0
-            return _Ranked(*nothing, True, scanned, stats)
+            return dataclasses.replace(_NOTHING, scanned=scanned, stats=stats)
         self.counters["words"] += 1
         scored = view.words.search(terms, stats, _all_or(allowed, view), query.top_k)
         return _top(view, scored, query.top_k, True, len(allowed))
@@ -429,10 +432,15 @@ class Store:
         self._bitmap = (allowed, index, bitmap)
         return bitmap
 
-    def _find(self, numbers: NDArray[np.int64], known_at: Instant) -> list[_Located] | None:
-        """Return where these rows' values are, or None if one was erased. Under the lock."""
+    def _find(self, numbers: NDArray[np.int64], target: _Target) -> list[_Located] | None:
+        """Return where these rows' values are, none if only ids are wanted.
+
+        None if a row was erased. The caller holds the lock.
+        """
         positions = self.rows.places(numbers)
-        return None if positions is None else self._locate(positions, known_at)
+        if positions is None:
+            return None
+        return self._locate(positions, target.known_at) if target.query.want else []
 
     def _locate(self, positions: Positions, known_at: Instant) -> list[_Located]:
         """Return where these rows' values are. The caller holds the lock."""
@@ -459,12 +467,10 @@ def _answer(
 ) -> Answer | None:
     if located is None:
         return None
-    records: Sequence[Record | None] = _records(located, want) if want else [None] * len(located)
-    scores = ranked.scores.tolist()
-    hits = tuple(
-        Hit(place.id, score, record)
-        for place, score, record in zip(located, scores, records, strict=True)
-    )
+    records: Sequence[Record | None] = [None] * len(ranked.ids)
+    if want:
+        records = _records(located, want)
+    hits = tuple(map(Hit, ranked.ids, ranked.scores.tolist(), records))
     return Answer(hits, instant, ranked.exact, ranked.scanned, ranked.stats)
 
 
@@ -531,6 +537,8 @@ def _all_or(allowed: Positions, view: _View) -> Positions | None:
 
 def _top(view: _View, scored: Scored, top_k: int, exact: bool, scanned: int) -> _Ranked:
     scored = cut(scored, top_k)  # Of a hundred candidates only the best need their ids.
-    order = best(scored.scores, view.ids[scored.positions].tolist(), top_k)
+    ids = view.ids[scored.positions].tolist()
+    order = best(scored.scores, ids, top_k)
     positions = scored.positions[order]
-    return _Ranked(view.numbers[positions], scored.scores[order], exact, scanned)
+    named = [ids[at] for at in order.tolist()]
+    return _Ranked(view.numbers[positions], named, scored.scores[order], exact, scanned)

@@ -27,8 +27,7 @@ from mindgrid.shards.vectors import Positions, Scored, cut
 Mask = NDArray[np.bool_]
 Integer = TypeVar("Integer", bound=np.integer)
 
-_WAITING_MAX = 256
-"""So many texts a tail leaves to the next search, which takes some 10 ms longer for them."""
+_TERMS_KEPT = 1_024
 _DENSE_SHARE = 32
 """From one posting for so many rows on, a sum for every row is cheaper than sorting postings."""
 _FEW_SHARE = 8
@@ -51,8 +50,8 @@ class Postings(Protocol):
 class WordTail:
     """Rows in RAM that grow at the end. One writer; any number of readers holding `block`.
 
-    Texts are analysed when somebody first looks, or when many wait: so a commit costs next to
-    nothing, and yet the next search sees it.
+    Texts are analysed when somebody first looks: so a commit costs next to nothing, and yet the
+    next search sees it. Where nobody looks for words, a seal analyses all at once, for less.
     """
 
     def __init__(self, analyzer: Analyzer, texts: Sequence[str] = ()) -> None:
@@ -72,9 +71,6 @@ class WordTail:
     def append(self, texts: Sequence[str]) -> None:
         """Add rows; visible in `block` when this returns."""
         self._texts += texts
-        if len(self._texts) - len(self._lengths) > _WAITING_MAX:
-            with self._lock:
-                self._analyse(len(self._texts))
 
     def lengths(self, rows: int) -> Rows:
         """Return the lengths of the first `rows` rows."""
@@ -131,6 +127,7 @@ class Words:
         self.blocks = tuple(block for block in blocks if len(block))
         # starts[i] is the first position of block i; the last entry is the number of rows.
         self.starts = [0, *itertools.accumulate(len(block) for block in self.blocks)]
+        self._found: dict[str, tuple[tuple[Rows, Counts], ...]] = {}
 
     def __len__(self) -> int:
         return self.starts[-1]
@@ -156,9 +153,9 @@ class Words:
         `totals(counted)` returned.
         """
         frequencies = dict.fromkeys(terms, 0)
-        for block, mask in self._masks(counted):
-            for term in frequencies:
-                rows, _ = block.postings(term)
+        masks = [mask for _, mask in self._masks(counted)]
+        for term in frequencies:
+            for (rows, _), mask in zip(self._postings(term), masks, strict=True):
                 held = len(rows) if mask is None else int(np.count_nonzero(mask.take(rows)))
                 frequencies[term] += held
         return WordStats(*totals, tuple(frequencies.values()))
@@ -192,10 +189,11 @@ class Words:
 
         Those of one row come in the order of `weights`.
         """
+        found = {term: self._postings(term) for term in weights}
         for block, start, some in self._blocks(allowed):
-            lengths = block.lengths
+            lengths = self.blocks[block].lengths
             for term, weight in weights.items():
-                rows, counts = block.postings(term)
+                rows, counts = found[term][block]
                 if some is not None and len(some) * _FEW_SHARE < len(rows):
                     # As int32, or `searchsorted` would first make int64 of all the postings.
                     few = (some - start).astype(np.int32)
@@ -204,17 +202,28 @@ class Words:
                 if len(rows):
                     yield _Part(rows + np.int64(start), counts, lengths.take(rows), weight)
 
-    def _blocks(
-        self, allowed: Positions | None
-    ) -> Iterator[tuple[Postings, int, Positions | None]]:
-        """Yield the blocks that have allowed rows, where each starts, and those positions."""
+    def _postings(self, term: str) -> tuple[tuple[Rows, Counts], ...]:
+        """Return the postings of a term in each block; what was looked up last is kept.
+
+        The statistics need them as well as the ranking, and the next query often too.
+        """
+        found = self._found.get(term)
+        if found is None:
+            if len(self._found) >= _TERMS_KEPT:
+                self._found.clear()
+            found = self._found[term] = tuple(block.postings(term) for block in self.blocks)
+        return found
+
+    def _blocks(self, allowed: Positions | None) -> Iterator[tuple[int, int, Positions | None]]:
+        """Yield the places of blocks that have allowed rows, their starts, and those positions."""
         if allowed is None:
-            yield from zip(self.blocks, self.starts, itertools.repeat(None), strict=False)
+            for i in range(len(self.blocks)):
+                yield i, self.starts[i], None
             return
         bounds = np.searchsorted(allowed, self.starts).tolist()
         for i, (low, high) in enumerate(itertools.pairwise(bounds)):
             if low < high:
-                yield self.blocks[i], self.starts[i], allowed[low:high]
+                yield i, self.starts[i], allowed[low:high]
 
     def _masks(self, counted: Mask | None) -> Iterator[tuple[Postings, Mask | None]]:
         assert counted is None or counted.shape == (len(self),)

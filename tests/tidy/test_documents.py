@@ -10,8 +10,11 @@ from tests.tidy.repository import ROOT, named_paths
 from mindgrid.api import openapi
 from mindgrid.api.wire import codec
 from mindgrid.api.wire.messages import (
+    CountRequest,
     DeleteRequest,
     ExpireRequest,
+    GetRequest,
+    ListRequest,
     Message,
     SearchRequest,
     UpsertRequest,
@@ -20,10 +23,13 @@ from mindgrid.cluster.settings import load
 
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
 REQUESTS: dict[str, type[Message]] = {
-    "Upsert": UpsertRequest,
-    "Search": SearchRequest,
-    "Delete": DeleteRequest,
-    "Expire": ExpireRequest,
+    "$URL/Upsert": UpsertRequest,
+    "$URL/Search": SearchRequest,
+    "$URL/Delete": DeleteRequest,
+    "$URL/Expire": ExpireRequest,
+    "$RECORDS/Get": GetRequest,
+    "$RECORDS/List": ListRequest,
+    "$RECORDS/Count": CountRequest,
 }
 SECTIONS = ["Context", "Decision", "Consequences"]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
@@ -77,15 +83,16 @@ def test_git_hooks_call_make_targets_and_fetch_nothing() -> None:
 
 def test_the_first_requests_of_the_readme_are_read_by_the_door() -> None:
     text = (ROOT / "README.md").read_text().replace("'$BEFORE'", "2026-01-01T00:00:00Z")
-    calls = re.findall(r"^curl --json '(\{.*?\})' \$URL/(\w+)$", text, re.M | re.S)
+    calls = re.findall(r"^curl --json '(\{.*?\})' (\$\w+/\w+)$", text, re.M | re.S)
     assert len(calls) == text.count("curl --json '"), "a request has another form"
     assert {verb for _, verb in calls} == set(REQUESTS)
     namespaces = {one.name for one in load(ROOT / "deploy" / "mindgrid.yaml").namespaces}
     for body, verb in calls:
         message = codec.decode(REQUESTS[verb], body.encode())
         assert message.namespace in namespaces  # type: ignore[attr-defined]
-    (service,) = re.findall(r"^URL=http://127\.0\.0\.1:8080(/\S+)$", text, re.M)
-    assert {f"{service}/{verb}" for verb in REQUESTS} <= set(openapi.method_paths())
+    services = dict(re.findall(r"^(\w+)=http://127\.0\.0\.1:8080(/\S+)$", text, re.M))
+    paths = {re.sub(r"\$(\w+)", lambda name: services[name[1]], verb) for verb in REQUESTS}
+    assert paths <= set(openapi.method_paths())
 
 
 def test_decisions_are_numbered_without_gaps_and_have_three_sections() -> None:
