@@ -1,7 +1,7 @@
 """The claims of tests/contract/semantic over hosts in Ray, with 1, 2 and 5 shards.
 
 With 1 and 2 shards `make test` makes those about commits alone, and `make soak` the others too:
-with five they pass through the same actors, and in this process through as many shards.
+with five they pass through the same actors, and in this process they meet every number of shards.
 """
 
 from __future__ import annotations
