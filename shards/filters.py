@@ -12,6 +12,7 @@ key that occurs ten thousand times.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,7 +206,8 @@ class _Key:
                 else compare(numbers, bound).take(codes)
             )
             return in_order
-        wanted = {code for v in predicate.values if (code := self.code_of.get(v)) is not None}
+        wanted = set(map(self.code_of.get, predicate.values, repeat(0)))
+        wanted.discard(0)
         if len(wanted) > _FEW_VALUES:
             by_code = np.zeros(len(self.numbers), np.bool_)
             by_code[list(wanted)] = True

@@ -269,18 +269,26 @@ class Rows:
         The array is shared by every read that asks for the same rows: do not write to it.
         """
         matching = self.metadata.matching(selection.equals, selection.predicates)
+        at: Positions | slice = slice(None)
         if matching is not None and few(len(matching), len(self)):
-            return those(matching, self._selected(matching, selection, known_at, as_of))
+            at = matching
         bounded = selection.created_after is not None or selection.created_before is not None
         usual = known_at == as_of >= self.last_commit and not selection.include_invalidated
-        live = self._live.mask(self, as_of) if usual else None
+        # Six columns are rarely in the CPU's cache, the mask of a byte a row is; but for few rows
+        # it does not pay to judge all others anew.
+        if usual and (at is not matching or self._live.covers(as_of)):
+            live = self._live.mask(self, as_of)
+        else:
+            live = None
         if live is None:
-            shown = self._selected(slice(None), selection, known_at, as_of)
+            shown = self._selected(at, selection, known_at, as_of)
         elif matching is None and not bounded:
             return self._live.positions()
         else:
-            shown = self._created(live.copy(), slice(None), selection)
-        return np.flatnonzero(shown) if matching is None else those(matching, shown.take(matching))
+            shown = self._created(live[at].copy(), at, selection)
+        if matching is None:
+            return np.flatnonzero(shown)
+        return those(matching, shown if at is matching else shown.take(matching))
 
     def _selected(
         self, at: Positions | slice, selection: Selection, known_at: int, as_of: int
@@ -514,6 +522,10 @@ class _LiveMask:
     def touch(self, positions: Iterable[int]) -> None:
         self._touched.extend(positions)
 
+    def covers(self, as_of: int) -> bool:
+        """Return whether the mask holds at `as_of`, but for the rows touched since."""
+        return self._since <= as_of < self._until and len(self._touched) <= len(self._mask)
+
     def mask(self, rows: Rows, as_of: int) -> Mask | None:
         """Return by position which rows are live at `as_of`, not to be written to.
 
@@ -521,7 +533,7 @@ class _LiveMask:
         """
         if as_of < self._since:
             return None
-        if as_of >= self._until or len(self._touched) > len(self._mask):
+        if not self.covers(as_of):
             self._mask = np.zeros(len(rows), dtype=np.bool_)
             self._until = NEVER
             self._judge(rows, slice(None), as_of)
