@@ -267,26 +267,31 @@ def _as_part(command: Upsert | Expire) -> Upsert | Expire:
 
 
 def _bulk(seed: int) -> list[Operation]:
-    """Return writes of every id, enough of them to be sealed, merged and indexed."""
+    """Return writes of every id, enough of them to be sealed, merged and indexed.
+
+    Then one more, too few to be sealed, and searches: of the index and a row it lacks, of all rows,
+    and of words.
+    """
     rng = np.random.default_rng(seed)
-    return [
-        operation
-        for part in range(0, len(IDS), 16)
-        for operation in (
-            Upsert(
-                "",
-                tuple(
-                    Draft(
-                        id,
-                        f"text of {id}",
-                        rng.integers(-3, 4, DIMENSIONS).astype(np.float32) + 0.5,
-                    )
-                    for id in IDS[part : part + 16]
-                ),
-            ),
-            Maintain(),
+
+    def draft(id: str) -> Draft:
+        vector = rng.integers(-3, 4, DIMENSIONS).astype(np.float32) + np.float32(0.5)
+        return Draft(id, f"text of {id}", vector)
+
+    writes: list[Operation] = []
+    for part in range(0, len(IDS), 16):
+        writes.append(Upsert("", tuple(draft(id) for id in IDS[part : part + 16])))
+        writes.append(Maintain())
+    late = draft(IDS[0])
+    searches: list[Operation] = [
+        Search(query, None, None)
+        for query in (
+            Query(late.vector, 3),
+            Query(late.vector, 3, exact=True),
+            Query(late.vector, 3, text="text", mode=Mode.SPARSE),
         )
     ]
+    return [*writes, Upsert("", (late,)), *searches]
 
 
 _promises = st.builds(
