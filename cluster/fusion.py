@@ -9,7 +9,6 @@ ranks are those of the whole namespace.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import numpy as np
@@ -55,13 +54,12 @@ def fused(query: Query, answers: Sequence[Answer]) -> Answer:
     found = _found(dense, sparse)
     score = _rrf if query.fusion.method is FusionMethod.RRF else _Convex(dense, sparse)
     weights = query.fusion.weights
-    scored = [
-        (-float(np.float32(score(query.fusion, weights, lanes_))), id)
-        for id, lanes_ in found.items()
-    ]
+    exact = [-score(query.fusion, weights, lanes_) for lanes_ in found.values()]
+    # Negative, so that the best come first; rounded before they are compared, as they are shown.
+    ranked = sorted(zip(np.array(exact, np.float32).tolist(), found, strict=True))
     hits = tuple(
         Hit(id, -negative, None, Explanation(*found[id]) if query.explain else None)
-        for negative, id in heapq.nsmallest(query.top_k, scored)
+        for negative, id in ranked[: query.top_k]
     )
     return Answer(
         hits,

@@ -17,7 +17,6 @@ one after the other. Only the logarithm is the C library's, the same in every pr
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -171,8 +170,14 @@ def best(scores: NDArray[np.float32], ids: Sequence[str], k: int) -> NDArray[np.
         rivals = np.flatnonzero(scores >= floor)
     else:
         rivals = np.arange(n)
-    keys = [(-float(scores[i]), ids[i], i) for i in rivals.tolist()]
-    return np.array([i for _, _, i in heapq.nsmallest(k, keys)], np.int64)
+    order = rivals[np.argsort(-scores[rivals], kind="stable")]
+    ordered = scores[order]
+    if (ordered[1:] != ordered[:-1]).all():
+        return order[:k]
+    # Python compares ids by code point, and only where scores are equal.
+    keys = [(-score, ids[i], i) for score, i in zip(ordered.tolist(), order.tolist(), strict=True)]
+    keys.sort()
+    return np.array([i for _, _, i in keys[:k]], np.int64)
 
 
 def _row_sums(products: NDArray[np.float64]) -> NDArray[np.float64]:
