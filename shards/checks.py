@@ -130,14 +130,13 @@ def check_query(query: Query, space: Space, text: str = "") -> Query:
 
     `text` is what the caller gave: it is embedded for DENSE, looked for in SPARSE, both in HYBRID.
     """
-    _check_text(text, "query_text")
+    _check_text(text, "query_text", None if query.mode is Mode.DENSE else QUERY_BYTES_MAX)
     if not isinstance(query.mode, Mode):
         raise InvalidRequest("mode", f"must be a Mode, not {query.mode!r:.64}")
     given = _is_given(query.vector, "query_vector")
     if query.mode is not Mode.DENSE:
         if not text:
             raise InvalidRequest("query_text", f"must be set: {query.mode.name} looks for words")
-        _check_text(text, "query_text", QUERY_BYTES_MAX)
         if given:
             problem = f"{query.mode.name} takes query_text alone; leave the vector out"
             raise InvalidRequest("query_vector", problem)

@@ -475,8 +475,10 @@ class LanceShard:
         """Drop results that are older than a retry may be; the journal's copies now and then."""
         now = self._clock.now()
         horizon = Instant(now - int(self._config.transactions_kept_s * 1e6))
-        with self._store.lock:
-            self._store.doubts.forget_given_up(horizon)
+        if not self._store.doubts.are_none:
+            # Seldom: nearly every commit is spared the lock.
+            with self._store.lock:
+                self._store.doubts.forget_given_up(horizon)
         while self._results:
             transaction_id, (at, _) = next(iter(self._results.items()))
             if at >= horizon:
