@@ -64,7 +64,7 @@ THREADS = {
 }
 """How many calls of each kind are worked on at once: a kind that is full delays no other.
 
-Searches hold Python's lock for most of their time, so more threads would only wait for each other.
+Searches take turns (`Host.search`), so most of their threads wait, with their calls read.
 A commit waits for its disk; only calls that wait for nothing else are `control`: a busy host must
 not look dead.
 """
@@ -181,6 +181,9 @@ class Host:
         self._clock = clock or SystemClock()
         self._process = this_process()
         self._lock = threading.Lock()
+        # Searches let go of Python's lock every few microseconds, so that two at once hand it to
+        # and fro: 32 clients then cost a host 1.7 ms CPU a search, and 1.1 ms one after the other.
+        self._turn = threading.Lock()
         self._name = "host"
         self._epoch = 0
         self._storage = Path()
@@ -201,8 +204,13 @@ class Host:
         decoded = port.decode_search(call)
         self._check_epoch(decoded.epoch)
         outcomes: list[port.AnswerOutcome] = []
-        for item in decoded.items:
-            outcomes += self._search(item)
+        in_turn = self._turn.acquire(timeout=_TURN_WAIT_S)
+        try:
+            for item in decoded.items:
+                outcomes += self._search(item)
+        finally:
+            if in_turn:
+                self._turn.release()
         return port.encode(outcomes)
 
     def get(self, call: bytes) -> bytes:
@@ -531,6 +539,8 @@ class Host:
         return port.HostHealth(self._process, self._clock.now(), self._epoch, tuple(doubts))
 
 
+_TURN_WAIT_S = 0.02
+"""How long a call of searches waits for another: a slow one holds up nobody for longer."""
 _TEND_EVERY_S = 5.0
 _SETTLE_WAIT_S = 1.0
 _REOPEN_FIRST_S = 0.5

@@ -52,7 +52,7 @@ class Bounds:
     """
 
     deadline_s: float = 30.0
-    quick_calls: int = 2
+    quick_calls: int = 3
     batch_queries: int = 32
     heavy_top_k: int = 100
     waiting_max: int = 1_024

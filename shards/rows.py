@@ -165,15 +165,15 @@ class Rows:
         assert numbers[at] == number
         return at
 
-    def places(self, numbers: Int64s) -> Positions | None:
-        """Return where these rows stand, or None if one was dropped or erased."""
+    def places(self, numbers: Int64s) -> Positions:
+        """Return where these rows stand; -1 for one that was dropped or erased."""
         held = self.numbers.view()
         if not len(held):
-            return None if len(numbers) else numbers
+            return np.full(len(numbers), -1)
         places = np.searchsorted(held, numbers)
         np.minimum(places, len(held) - 1, out=places)
         there = (held[places] == numbers) & (self.committed.view()[places] != NEVER)
-        return places if there.all() else None
+        return np.where(there, places, -1)
 
     def apply(self, commit: Commit) -> None:
         """Carry out a resolved commit."""

@@ -35,6 +35,7 @@ def cosine(
     rows: NDArray[np.float32],
     query: NDArray[np.float32],
     squares: NDArray[np.float64] | None = None,
+    owners: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float32]:
     """Return the cosine of each row with the query: (n,) float32 in [-1, 1].
 
@@ -43,14 +44,14 @@ def cosine(
     power of two times it, scores exactly 1. A row or query of zeros scores 0.
 
     `squares` is what `squares(rows)` returns, for callers that keep it: it saves half of the work
-    and changes nothing.
+    and changes nothing. With `owners`, (n,), `query` is (m, d), and row i meets query owners[i].
     """
     assert rows.dtype == np.float32
     assert query.dtype == np.float32
     n, d = rows.shape
-    assert query.shape == (d,)
-    wide = np.ascontiguousarray(query, np.float64)
-    own = _row_sums(wide[np.newaxis, :] * wide[np.newaxis, :])[0]
+    wide = np.ascontiguousarray(query, np.float64).reshape(-1, d)
+    assert (query.shape == (d,)) if owners is None else (owners.shape == (n,))
+    own = _row_sums(wide * wide)
     dots = np.empty(n, np.float64)
     known = np.empty(n, np.float64) if squares is None else squares
     assert known.shape == (n,)
@@ -61,12 +62,13 @@ def cosine(
         stop = min(start + step, n)
         value, product = values[: stop - start], products[: stop - start]
         value[...] = rows[start:stop]
-        dots[start:stop] = _row_sums(np.multiply(value, wide, out=product))
+        met = wide if owners is None else wide[owners[start:stop]]
+        dots[start:stop] = _row_sums(np.multiply(value, met, out=product))
         if squares is None:
             known[start:stop] = _row_sums(np.multiply(value, value, out=product))
     # The root of the product, not the product of the roots: sqrt(x * x) is exactly x, so a row
     # scores exactly 1 with itself.
-    length = np.sqrt(known * own)
+    length = np.sqrt(known * (own if owners is None else own[owners]))
     length[length == 0.0] = 1.0
     dots /= length
     np.minimum(dots, 1.0, out=dots)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
 from bisect import bisect_right
 from collections import Counter
@@ -56,6 +57,10 @@ READ_WAIT_S = 10.0
 _NO_VALUES = Values("", {}, "", ())
 _ATTEMPTS_MAX = 8
 """How often a query starts over because a hit was erased under it."""
+_FEW_ROWS = 256
+_APART_ROWS, _APART_QUERIES = 4_096, 4
+"""Up to so many rows are compared in one pass with those of other queries, but if they are not few
+and more than so many queries ask for the same ones, these share a matrix product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,15 @@ class _Ranked:
     exact: bool
     scanned: int
     stats: WordStats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shortlist:
+    """The rows, ascending, among which the best of a query are, and what led to them."""
+
+    positions: Positions
+    exact: bool
+    scanned: int
 
 
 _NOTHING = _Ranked(np.empty(0, np.int64), [], np.empty(0, np.float32), exact=True, scanned=0)
@@ -249,15 +263,12 @@ class Store:
         answers: list[Answer | MindgridError | None] = [
             target if isinstance(target, InvalidRequest) else None for target in targets
         ]
-        for group in _grouped(targets):
-            ranked = self._rank(view, [target for _, target in group])
-            with self.lock:
-                located = [
-                    self._find(result.numbers, target)
-                    for result, (_, target) in zip(ranked, group, strict=True)
-                ]
-            for (at, target), result, places in zip(group, ranked, located, strict=True):
-                answers[at] = _answer(target.query.want, result, places, instant)
+        asked = [(at, t) for at, t in enumerate(targets) if isinstance(t, _Target)]
+        ranked = self._rank(view, [target for _, target in asked])
+        with self.lock:
+            located = self._find(ranked, [target for _, target in asked])
+        for (at, target), result, places in zip(asked, ranked, located, strict=True):
+            answers[at] = _answer(target.query.want, result, places, instant)
         return answers
 
     def get(
@@ -357,19 +368,41 @@ class Store:
         return self._counted[1]
 
     def _rank(self, view: _View, targets: Sequence[_Target]) -> list[_Ranked]:
-        """Return the best rows for queries that `_grouped` put together."""
+        """Return the best rows for each query."""
+        found: list[_Ranked | _Shortlist] = [_NOTHING] * len(targets)
+        for group in _grouped(targets):
+            asked = [targets[at] for at in group]
+            for at, one in zip(group, self._shortlist(view, asked), strict=True):
+                found[at] = one
+        # All that is left to compare, of all queries, goes in one pass.
+        short = [at for at, one in enumerate(found) if isinstance(one, _Shortlist)]
+        if short:
+            lists = [one for one in found if isinstance(one, _Shortlist)]
+            best_of = view.vectors.best_of(
+                np.stack([targets[at].query.vector for at in short]),
+                [targets[at].query.top_k for at in short],
+                [one.positions for one in lists],
+            )
+            for at, one, scored in zip(short, lists, best_of, strict=True):
+                found[at] = _top(view, scored, targets[at].query.top_k, one.exact, one.scanned)
+        return [one for one in found if isinstance(one, _Ranked)]
+
+    def _shortlist(self, view: _View, targets: Sequence[_Target]) -> Sequence[_Ranked | _Shortlist]:
+        """Return the best rows, or which may be, for queries that `_grouped` put together."""
         query, allowed = targets[0].query, targets[0].allowed
         if query.mode is Mode.SPARSE:
             return [self._rank_by_words(view, target) for target in targets]
         if len(allowed) == 0:
             return [_NOTHING] * len(targets)
-        vectors = np.stack([target.query.vector for target in targets])
         split = int(np.searchsorted(allowed, view.indexed))
         if query.exact or view.index is None or split <= self._config.exact_rows_max:
             self.counters["exact"] += len(targets)
-            found = view.vectors.exact(vectors, query.top_k, _all_or(allowed, view))
-            return [_top(view, scored, query.top_k, True, len(allowed)) for scored in found]
-        return self._rank_by_index(view, view.index, vectors, query.top_k, allowed, split)
+            if _is_apart(len(allowed), len(targets)):
+                return [_Shortlist(allowed, exact=True, scanned=len(allowed))] * len(targets)
+            vectors = np.stack([target.query.vector for target in targets])
+            scored = view.vectors.exact(vectors, query.top_k, _all_or(allowed, view))
+            return [_top(view, one, query.top_k, True, len(allowed)) for one in scored]
+        return self._shortlist_by_index(view, view.index, targets, split)
 
     def _rank_by_words(self, view: _View, target: _Target) -> _Ranked:
         query, allowed = target.query, target.allowed
@@ -383,39 +416,33 @@ class Store:
         scored = view.words.search(terms, stats, _all_or(allowed, view), query.top_k)
         return _top(view, scored, query.top_k, True, len(allowed))
 
-    def _rank_by_index(
-        self,
-        view: _View,
-        index: IvfIndex,
-        vectors: NDArray[np.float32],
-        top_k: int,
-        allowed: Positions,
-        split: int,
-    ) -> list[_Ranked]:
+    def _shortlist_by_index(
+        self, view: _View, index: IvfIndex, targets: Sequence[_Target], split: int
+    ) -> list[_Ranked | _Shortlist]:
+        vectors = np.stack([target.query.vector for target in targets])
+        top_k, allowed = targets[0].query.top_k, targets[0].allowed
         bitmap = self._bitmap_of(index, allowed, split, view.indexed)
-        near = index.search(vectors, top_k, bitmap)
         fresh = allowed[split:]
-        fresh_best: Sequence[Scored | None] = [None] * len(vectors)
+        fresh_best: Sequence[Positions] = [fresh] * len(vectors)
         if len(fresh):
             self.counters["fresh"] += len(vectors)
-            fresh_best = view.vectors.exact(vectors, top_k, fresh)
-        ranked: list[_Ranked] = []
+        if not _is_apart(len(fresh), len(vectors)):
+            # Of many rows only the best go on to be compared once more with the candidates.
+            found = view.vectors.exact(vectors, top_k, fresh)
+            fresh_best = [np.sort(scored.positions) for scored in found]
+        near = index.search(vectors, top_k, bitmap)
+        shortlists: list[_Ranked | _Shortlist] = []
         for vector, candidates, extra in zip(vectors, near, fresh_best, strict=True):
             if len(candidates.positions) < min(top_k, split):
                 self.counters["fallback"] += 1
                 scored = view.vectors.exact(vector[None, :], top_k, _all_or(allowed, view))[0]
-                ranked.append(_top(view, scored, top_k, True, len(allowed)))
+                shortlists.append(_top(view, scored, top_k, True, len(allowed)))
                 continue
             self.counters["ivf"] += 1
-            scored = view.vectors.score(candidates.positions, vector)
-            if extra is not None:
-                scored = Scored(
-                    np.concatenate([scored.positions, extra.positions]),
-                    np.concatenate([scored.scores, extra.scores]),
-                )
+            positions = np.concatenate([candidates.positions, extra])
             scanned = candidates.scanned + len(fresh)
-            ranked.append(_top(view, scored, top_k, False, scanned))
-        return ranked
+            shortlists.append(_Shortlist(positions, exact=False, scanned=scanned))
+        return shortlists
 
     def _bitmap_of(
         self, index: IvfIndex, allowed: Positions, split: int, indexed: int
@@ -432,15 +459,29 @@ class Store:
         self._bitmap = (allowed, index, bitmap)
         return bitmap
 
-    def _find(self, numbers: NDArray[np.int64], target: _Target) -> list[_Located] | None:
-        """Return where these rows' values are, none if only ids are wanted.
+    def _find(
+        self, ranked: Sequence[_Ranked], targets: Sequence[_Target]
+    ) -> list[list[_Located] | None]:
+        """Return where the values of each query's rows are, none if only ids are wanted.
 
-        None if a row was erased. The caller holds the lock.
+        None if one of its rows was erased. The caller holds the lock.
         """
-        positions = self.rows.places(numbers)
-        if positions is None:
-            return None
-        return self._locate(positions, target.known_at) if target.query.want else []
+        if not ranked:
+            return []
+        places = self.rows.places(np.concatenate([result.numbers for result in ranked]))
+        found = np.split(places, np.cumsum([len(result.numbers) for result in ranked])[:-1])
+        located: list[list[_Located] | None] = [[] for _ in ranked]
+        at_once: dict[Instant, list[int]] = {}
+        for at, (target, positions) in enumerate(zip(targets, found, strict=True)):
+            if positions.min(initial=0) < 0:
+                located[at] = None
+            elif target.query.want:
+                at_once.setdefault(target.known_at, []).append(at)
+        for known_at, queries in at_once.items():
+            rows = iter(self._locate(np.concatenate([found[at] for at in queries]), known_at))
+            for at in queries:
+                located[at] = list(itertools.islice(rows, len(found[at])))
+        return located
 
     def _locate(self, positions: Positions, known_at: Instant) -> list[_Located]:
         """Return where these rows' values are. The caller holds the lock."""
@@ -518,17 +559,18 @@ def _payloads(located: Sequence[_Located]) -> list[bytes]:
     return payloads
 
 
-def _grouped(
-    targets: Sequence[_Target | InvalidRequest],
-) -> list[list[tuple[int, _Target]]]:
-    """Return the targets, with their places, in groups that can be ranked together."""
-    groups: dict[tuple[int, int, bool, Mode], list[tuple[int, _Target]]] = {}
+def _grouped(targets: Sequence[_Target]) -> list[list[int]]:
+    """Return the places of the targets in groups that are ranked alike."""
+    groups: dict[tuple[int, int, bool, Mode], list[int]] = {}
     for at, target in enumerate(targets):
-        if isinstance(target, _Target):
-            query = target.query
-            key = (id(target.allowed), query.top_k, query.exact, query.mode)
-            groups.setdefault(key, []).append((at, target))
+        query = target.query
+        key = (id(target.allowed), query.top_k, query.exact, query.mode)
+        groups.setdefault(key, []).append(at)
     return list(groups.values())
+
+
+def _is_apart(rows: int, queries: int) -> bool:
+    return rows <= _FEW_ROWS or (rows <= _APART_ROWS and queries <= _APART_QUERIES)
 
 
 def _all_or(allowed: Positions, view: _View) -> Positions | None:

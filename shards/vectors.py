@@ -32,8 +32,8 @@ _CHUNK_ROWS = 16_384
 _GEMM_QUERIES_MIN = 5
 """From so many queries on, one matrix product is cheaper than a pass over the rows for each."""
 _GEMM_ROWS = 2_048
-_DIRECT_ROWS = 256
-"""So few rows are scored in float64 at once: choosing among them would cost more."""
+_FEW_ROWS = 256
+"""So few rows cost less one by one than what a pass over pieces costs by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,32 @@ class Vectors:
         """Return a copy of the rows at these positions, in their order: (m, d) float32."""
         return self._fetch(positions)[0]
 
-    def score(self, positions: Positions, query: Rows) -> Scored:
-        """Return the final score of each of these rows with `query`, (d,) float32."""
+    def best_of(
+        self, queries: Rows, ks: Sequence[int], listed: Sequence[Positions]
+    ) -> list[Scored]:
+        """Return for each query the k best of its own rows and all that tie with the k-th.
+
+        As `exact`, for many queries with few rows each: query i compares `listed[i]`, sorted
+        positions without repeats, and keeps `ks[i]`. What NumPy and FAISS cost a call is paid once
+        for all of them: for 16 queries with 100 rows each a sixth of what they cost one by one.
+        """
+        kept = list(listed)
+        # Where every row is among the k best there is nothing to choose.
+        crowded = [i for i, positions in enumerate(listed) if len(positions) > ks[i]]
+        if crowded:
+            close = self._pairs(units(queries[crowded]), [listed[i] for i in crowded])
+            for i, row in zip(crowded, close, strict=True):
+                usual = row[~np.isnan(row)]
+                # What float32 cannot compare stays in.
+                kept[i] = listed[i][~(row < _floor(usual, ks[i], _slack(self.dimensions)))]
+        positions, owners = _joined(kept)
         rows, squares = self._fetch(positions)
-        return Scored(positions, scores.cosine(rows, query, squares))
+        final = scores.cosine(rows, queries, squares, owners)
+        ends = np.cumsum([len(positions) for positions in kept])[:-1]
+        return [
+            cut(Scored(positions, part), k)
+            for positions, part, k in zip(kept, np.split(final, ends), ks, strict=True)
+        ]
 
     def exact(self, queries: Rows, k: int, allowed: Positions | None = None) -> list[Scored]:
         """Return for each query the k best rows and all that tie with the k-th, in no order.
@@ -149,8 +171,8 @@ class Vectors:
         these positions gives the answer.
         """
         assert k > 0
-        if allowed is not None and len(allowed) <= _DIRECT_ROWS:
-            return [cut(self.score(allowed, query), k) for query in queries]
+        if allowed is not None and len(allowed) <= _FEW_ROWS:
+            return self.best_of(queries, [k] * len(queries), [allowed] * len(queries))
         products = _Products(units(queries))
         tops = [_Top(k, _slack(self.dimensions)) for _ in queries]
         strange = self._strange(allowed)
@@ -164,10 +186,36 @@ class Vectors:
                 positions, close = positions[usual], close[:, usual]
             for top, row in zip(tops, close, strict=True):
                 top.add(row, positions)
-        return [
-            cut(self.score(np.concatenate([top.positions(), strange]), query), k)
-            for top, query in zip(tops, queries, strict=True)
-        ]
+        kept = [np.sort(np.concatenate([top.positions(), strange])) for top in tops]
+        return self.best_of(queries, [k] * len(kept), kept)
+
+    def _pairs(self, units: Rows, listed: Sequence[Positions]) -> list[NDArray[np.float32]]:
+        """Return the float32 cosines of each query with its own rows; NaN for strange rows."""
+        positions, owners = _joined(listed)
+        close = np.empty(len(positions), np.float32)
+        blocks = np.searchsorted(self.starts, positions, side="right") - 1
+        faiss.omp_set_num_threads(1)
+        with np.errstate(all="ignore"):
+            for i in np.flatnonzero(np.bincount(blocks)).tolist():
+                block, here = self.blocks[i], np.flatnonzero(blocks == i)
+                # Named, since `swig_ptr` does not keep what it points to.
+                asking, local = owners[here], positions[here] - self.starts[i]
+                products = np.empty(len(here), np.float32)
+                faiss.pairwise_indexed_inner_product(  # type: ignore[attr-defined]
+                    self.dimensions,
+                    len(here),
+                    faiss.swig_ptr(units),
+                    faiss.swig_ptr(asking),
+                    faiss.swig_ptr(block.rows),
+                    faiss.swig_ptr(local),
+                    faiss.swig_ptr(products),
+                )
+                inverse = block.inverse[local]
+                products *= inverse
+                if block.strange.size:
+                    products[inverse == 0.0] = np.nan
+                close[here] = products
+        return np.split(close, np.cumsum([len(positions) for positions in listed])[:-1])
 
     def _strange(self, allowed: Positions | None) -> Positions:
         """Return the positions that float32 cannot compare and `allowed` has."""
@@ -260,12 +308,7 @@ class _Top:
         self._count = int(np.count_nonzero(keep))
 
     def _raise_floor(self, close: NDArray[np.float32]) -> None:
-        # k rows reach the k-th of these, so a row further below than two errors is not among the
-        # k best: one error for the k-th, which may be worse than it looks, one for the row itself.
-        at = len(close) - self._k
-        if at >= 0:
-            kth = float(np.partition(close, at)[at])
-            self._floor = np.nextafter(np.float32(kth - 2 * self._slack), np.float32(-np.inf))
+        self._floor = max(self._floor, _floor(close, self._k, self._slack))
 
 
 def write_block(folder: Path, rows: Rows) -> tuple[Path, ...]:
@@ -382,6 +425,28 @@ class _Products:
             x, to = faiss.swig_ptr(part), faiss.swig_ptr(products)
             self._product.apply_noalloc(high - low, x, to)  # type: ignore[attr-defined]
             out[:, low:high] = products.T
+
+
+def _floor(close: NDArray[np.float32], k: int, slack: float) -> np.float32:
+    """Return what a row must reach in float32 to be among the k best; -inf for fewer than k.
+
+    k rows reach the k-th of these, so a row further below than two errors is not among the k best:
+    one error for the k-th, which may be worse than it looks, one for the row itself.
+    """
+    at = len(close) - k
+    if at < 0:
+        return np.float32(-np.inf)
+    kth = float(np.partition(close, at)[at])
+    return np.float32(np.nextafter(np.float32(kth - 2 * slack), -_INFINITY))
+
+
+def _joined(listed: Sequence[Positions]) -> tuple[Positions, Positions]:
+    """Return all positions one list after the other, and which list each is of."""
+    sizes = [len(positions) for positions in listed]
+    return np.concatenate(listed), np.repeat(np.arange(len(listed)), sizes)
+
+
+_INFINITY = np.float32(np.inf)
 
 
 def cut(scored: Scored, k: int) -> Scored:

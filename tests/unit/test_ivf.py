@@ -107,7 +107,8 @@ def test_a_filter_that_empties_the_nearest_cells_still_fills_the_answer(
     index: IvfIndex, vectors: Vectors
 ) -> None:
     query = vectors.gather(np.array([0]))
-    order = np.argsort(-vectors.score(np.arange(len(vectors)), query[0]).scores, kind="stable")
+    scored = vectors.exact(query, len(vectors))[0]
+    order = scored.positions[np.argsort(-scored.scores, kind="stable")]
     mask = np.ones(len(vectors), np.bool_)
     mask[order[:6_000]] = False
     found = index.search(query, 10, Bitmap.of(mask))[0]
