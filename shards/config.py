@@ -37,9 +37,10 @@ class ShardConfig:
     `recall` is what an approximate answer's top 10 must reach on average; up to
     `exact_rows_max` allowed rows every answer is exact. `seal_rows` tail rows become a segment;
     `index_rows_min` sealed rows get an IVF; `merge_fanout` segments of a tier become one. A tail
-    smaller than `seal_rows` is sealed after `seal_after_s` too, once it is an eighth of that, and
-    a journal of `journal_bytes_max` is sealed whatever it holds. The bytes of hard-deleted records
-    leave the disk after `purge_after_s`, from every answer they are gone at once.
+    smaller than `seal_rows` is sealed after `seal_after_s` too, or a twelfth of it without a write,
+    once it is an eighth of that, and a journal of `journal_bytes_max` is sealed whatever it holds.
+    The bytes of hard-deleted records leave the disk after `purge_after_s`, from every answer they
+    are gone at once.
     `skew_max_s` is how far clocks may differ: so long the first commit after an open waits, for
     the reads that the last owner answered.
     """

@@ -71,6 +71,7 @@ _UNSEALED_FACTOR = 4
 """Writes are refused when the journal is so many times as large as when it is to be sealed."""
 _GROUP_BYTES_MAX = 64 * 2**20
 """A group ends with the command that reaches this; one SQLite blob holds 1 GB at most."""
+_QUIET_SHARE = 1 / 12
 _PAUSE_S = 10.0
 """After maintenance that failed, until it is tried again."""
 
@@ -120,7 +121,7 @@ class LanceShard:
         self._results: dict[str, tuple[Instant, Result]] = {}
         self._next_number = maintenance.manifest.next_number
         self._commits_from_s = time.monotonic() + config.skew_max_s
-        self._last_seal_s = time.monotonic()
+        self._last_seal_s = self._last_write_s = time.monotonic()
         self._maintain_from_s = 0.0
         self._last_trim = Instant(0)
         self._erased_since_s: float | None = None
@@ -429,6 +430,7 @@ class LanceShard:
             else:
                 pending.done.set_result(answer)
         self._forget_results()
+        self._last_write_s = time.monotonic()
         if self._due():
             self._start_maintenance()
 
@@ -507,12 +509,15 @@ class LanceShard:
             pending.done.set_exception(error)
 
     def _due(self) -> bool:
-        tail, since_s = len(self._store.tail_rows), time.monotonic() - self._last_seal_s
+        tail, now, after_s = len(self._store.tail_rows), time.monotonic(), self._config.seal_after_s
         # A small tail is cheap to keep and to replay; a segment of it would only be merged soon.
         worth = tail >= max(1, self._config.seal_rows // 8)
+        old = now - self._last_seal_s >= after_s
+        # Whoever has loaded searches next, and each search compares every row of the tail.
+        quiet = now - self._last_write_s >= after_s * _QUIET_SHARE
         return (
             tail >= self._config.seal_rows
-            or (worth and since_s >= self._config.seal_after_s)
+            or (worth and (old or quiet))
             or self._unsealed_bytes >= self._config.journal_bytes_max
         )
 

@@ -29,9 +29,9 @@ SQUARES_FILE = "squares.f64"
 _NORM_MIN, _NORM_MAX = 2.0**-100, 2.0**100
 """Between these, float32 products with a unit query neither overflow nor lose bits that count."""
 _CHUNK_ROWS = 16_384
-_GEMM_QUERIES_MIN = 5
+_GEMM_QUERIES_MIN = 4
 """From so many queries on, one matrix product is cheaper than a pass over the rows for each."""
-_GEMM_ROWS = 2_048
+_GEMM_ROWS = 512
 _FEW_ROWS = 256
 """So few rows cost less one by one than what a pass over pieces costs by itself."""
 
@@ -180,7 +180,7 @@ class Vectors:
         for low in range(0, n, _CHUNK_ROWS):
             high = min(low + _CHUNK_ROWS, n)
             positions = np.arange(low, high) if allowed is None else allowed[low:high]
-            close = self._compare(positions, products, len(queries), dense=allowed is None)
+            close = self._compare(positions, products, len(queries))
             if strange.size:
                 usual = np.isin(positions, strange, assume_unique=True, invert=True)
                 positions, close = positions[usual], close[:, usual]
@@ -230,9 +230,9 @@ class Vectors:
         return strange if allowed is None else np.intersect1d(strange, allowed, assume_unique=True)
 
     def _compare(
-        self, positions: Positions, products: _Products, queries: int, dense: bool
+        self, positions: Positions, products: _Products, queries: int
     ) -> NDArray[np.float32]:
-        """Return float32 cosines (queries, rows) for sorted positions; `dense`: without gaps."""
+        """Return float32 cosines (queries, rows) for sorted positions."""
         close = np.empty((queries, len(positions)), np.float32)
         inverse = np.empty(len(positions), np.float32)
         # Rows whose norm is out of range may overflow here; the caller takes them out.
@@ -240,7 +240,8 @@ class Vectors:
             for i, low, high in self._spans(positions):
                 block, local = self.blocks[i], positions[low:high] - self.starts[i]
                 inverse[low:high] = block.inverse[local]
-                if dense:
+                if local[-1] - local[0] == len(local) - 1:
+                    # Without gaps, as the rows behind an index are: nothing need be copied.
                     rows = block.rows[local[0] : local[-1] + 1]
                     products.fill(rows, None, close[:, low:high])
                 else:

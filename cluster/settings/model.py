@@ -329,7 +329,8 @@ class Engine(Section):
     )
     seal_after: Annotated[Duration, Field(gt=0)] = Field(
         default=_default(ShardConfig, "seal_after_s"),
-        description="Rows in RAM become a segment after this time too, once an eighth is there.",
+        description="Rows in RAM become a segment after this time too, or a twelfth of it "
+        "without a write, once an eighth is there.",
         examples=["60s"],
     )
     exact_rows_max: Annotated[Whole, Field(ge=0, le=100_000_000)] = Field(

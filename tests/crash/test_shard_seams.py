@@ -6,8 +6,10 @@ import dataclasses
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -169,3 +171,20 @@ def test_a_segment_that_cannot_be_written_costs_no_answer(tmp_path: Path, worker
     write(shard, draft("later"))
     assert versions(shard, clock, "r0", "later") == [1, 1]
     shard.close()
+
+
+def test_a_tail_to_which_nothing_is_added_any_more_is_sealed_soon(
+    tmp_path: Path, workers: Workers
+) -> None:
+    config = dataclasses.replace(CONFIG, seal_after_s=1.2)
+    with closing(LanceShard.open(tmp_path, config, 1, TurnedClock(), workers)) as shard:
+        write(shard, *[draft(f"r{n}") for n in range(3)])
+        shard.tend()
+        assert shard.status().tail_rows == 3
+        time.sleep(0.15)
+        shard.tend()
+        assert shard.status().tail_rows == 0
+        write(shard, draft("alone"))
+        time.sleep(0.15)
+        shard.tend()
+        assert shard.status().tail_rows == 1, "too few to be worth a segment"

@@ -46,6 +46,20 @@ def _check(rows: Rows, cuts: list[int], queries: Rows, k: int, share: float, see
         assert got == _brute(rows, query, k, every if some is None else some)
 
 
+def _check_own_rows(rows: Rows, cuts: list[int], queries: Rows, k: int, seed: int) -> None:
+    """Compare each query with rows of its own, of any number, none included."""
+    rng = np.random.default_rng(seed)
+    listed = [np.flatnonzero(rng.random(len(rows)) < rng.random() ** 3) for _ in queries]
+    ks = [k + turn for turn in range(len(queries))]
+    found = _vectors(rows, cuts).best_of(queries, ks, listed)
+    for query, own, some, scored in zip(queries, ks, listed, found, strict=True):
+        got = {
+            int(at): score.tobytes()
+            for at, score in zip(scored.positions, scored.scores, strict=True)
+        }
+        assert got == _brute(rows, query, own, some)
+
+
 def _nonzero(rows: Rows) -> Rows:
     rows[~rows.any(axis=1)] = 1
     return rows
@@ -80,6 +94,7 @@ def test_exact_search_is_brute_force(
     rows = np.clip(rows, -3.4e38, 3.4e38).astype(np.float32)
     cuts = rng.integers(0, n + 1, 3).tolist()
     _check(_nonzero(rows), cuts, _nonzero(queries), k, share, seed)
+    _check_own_rows(rows, cuts, queries, k, seed)
 
 
 def test_exact_search_is_brute_force_over_more_than_one_piece() -> None:
