@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from msgspec.structs import replace
@@ -32,6 +33,9 @@ from mindgrid.shards.types import (
     Stamp,
     Want,
 )
+
+Places = dict[str, int]
+"""In which shard a hit lies."""
 
 
 class Reads(Protocol):
@@ -62,11 +66,10 @@ def search_shards(
     for at, error in counted.failures.items():
         found_by_lane[at] = error, {}
     found = iter(found_by_lane)
-    answers: list[Answer | MindgridError] = []
-    for query, own_lanes in zip(queries, asked, strict=True):
-        results = [next(found) for _ in own_lanes]
-        answers.append(_fetched(shards, query, results))
-    return answers
+    wholes = [
+        _whole(query, [next(found) for _ in own]) for query, own in zip(queries, asked, strict=True)
+    ]
+    return _fetched(shards, queries, wholes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ def _counted(shards: Sequence[Reads], asked: list[Query], stamp: Stamp) -> _Coun
 
 def _search_lanes(
     shards: Sequence[Reads], queries: Sequence[Query], stamp: Stamp
-) -> list[tuple[Answer | MindgridError, dict[str, int]]]:
+) -> list[tuple[Answer | MindgridError, Places]]:
     """Return the merged answer of each lane, and in which shard each of its hits lies."""
     rounds = [shard.search(queries, stamp) for shard in shards]
     if len(shards) == 1:
@@ -126,7 +129,7 @@ def _search_lanes(
     ]
 
 
-def _places(answers: Sequence[Answer | MindgridError]) -> dict[str, int]:
+def _places(answers: Sequence[Answer | MindgridError]) -> Places:
     return {
         hit.id: shard
         for shard, answer in enumerate(answers)
@@ -135,25 +138,49 @@ def _places(answers: Sequence[Answer | MindgridError]) -> dict[str, int]:
     }
 
 
+def _whole(
+    query: Query, results: Sequence[tuple[Answer | MindgridError, Places]]
+) -> tuple[Answer | MindgridError, Places]:
+    """Return the query's answer from those of its lanes, and where its hits lie."""
+    answers: list[Answer] = []
+    places: Places = {}
+    for answer, found in results:
+        if isinstance(answer, MindgridError):
+            return answer, {}
+        answers.append(answer)
+        places |= found
+    return fused(query, answers), places
+
+
 def _fetched(
     shards: Sequence[Reads],
-    query: Query,
-    results: Sequence[tuple[Answer | MindgridError, dict[str, int]]],
-) -> Answer | MindgridError:
-    """Return the query's answer from those of its lanes, with the records it wants."""
-    answers: list[Answer] = []
-    for answer, _ in results:
-        if isinstance(answer, MindgridError):
-            return answer
-        answers.append(answer)
-    whole = fused(query, answers)
-    if query.mode is not Mode.HYBRID or not query.want or not whole.hits:
-        return whole
-    places = {id: shard for _, found in results for id, shard in found.items()}
-    ids = [(places.get(hit.id, 0), hit.id) for hit in whole.hits]
-    read = ById(of_hits(query), query.want)
-    found = get_from_shards(dict(enumerate(shards)), ids, read, Stamp(whole.instant, exactly=True))
-    return found if isinstance(found, MindgridError) else with_records(whole, found.records)
+    queries: Sequence[Query],
+    wholes: Sequence[tuple[Answer | MindgridError, Places]],
+) -> list[Answer | MindgridError]:
+    """Return the answers with the records that their lanes left out, read in one go."""
+    answers = [answer for answer, _ in wholes]
+    together: dict[tuple[Instant, Instant | None, Want], list[int]] = {}
+    for at, (query, answer) in enumerate(zip(queries, answers, strict=True)):
+        if query.mode is Mode.HYBRID and query.want and isinstance(answer, Answer) and answer.hits:
+            seen = answer.instant, query.selection.known_at, query.want
+            together.setdefault(seen, []).append(at)
+    for (instant, _, want), members in together.items():
+        ids = [
+            (places.get(hit.id, 0), hit.id)
+            for answer, places in (wholes[at] for at in members)
+            if isinstance(answer, Answer)
+            for hit in answer.hits
+        ]
+        read, stamp = ById(of_hits(queries[members[0]]), want), Stamp(instant, exactly=True)
+        found = get_from_shards(dict(enumerate(shards)), ids, read, stamp)
+        records = iter(found.records if isinstance(found, Found) else ())
+        for at in members:
+            answer = answers[at]
+            if isinstance(found, MindgridError):
+                answers[at] = found
+            elif isinstance(answer, Answer):
+                answers[at] = with_records(answer, list(islice(records, len(answer.hits))))
+    return answers
 
 
 def merged(answers: Sequence[Answer | MindgridError], top_k: int) -> Answer | MindgridError:

@@ -174,12 +174,13 @@ def best(scores: NDArray[np.float32], ids: Sequence[str], k: int) -> NDArray[np.
         rivals = np.arange(n)
     order = rivals[np.argsort(-scores[rivals], kind="stable")]
     ordered = scores[order]
-    if (ordered[1:] != ordered[:-1]).all():
-        return order[:k]
+    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, len(order))
+    starts = np.append(0, ends[:-1])
+    tied = ends - starts > 1
     # Python compares ids by code point, and only where scores are equal.
-    keys = [(-score, ids[i], i) for score, i in zip(ordered.tolist(), order.tolist(), strict=True)]
-    keys.sort()
-    return np.array([i for _, _, i in keys[:k]], np.int64)
+    for low, high in zip(starts[tied].tolist(), ends[tied].tolist(), strict=True):
+        order[low:high] = sorted(order[low:high].tolist(), key=ids.__getitem__)
+    return order[:k]
 
 
 def _row_sums(products: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -76,9 +76,12 @@ class _View:
 
 
 class _Counted:
-    """The rows over which BM25 counts, by position, with their number and length altogether."""
+    """The rows over which BM25 counts, by position, with their number and length altogether.
 
-    def __init__(self, words: Words, mask: NDArray[np.bool_]) -> None:
+    None stands for all.
+    """
+
+    def __init__(self, words: Words, mask: NDArray[np.bool_] | None) -> None:
         self._words = words
         self._mask = mask
 
@@ -361,11 +364,15 @@ class Store:
         return targets
 
     def _count_at(self, known_at: Instant) -> _Counted:
-        if known_at < self.rows.last_commit:
-            return _Counted(self._words, self.rows.known(known_at))
-        if self._counted is None or self._counted[0] != self.last_seq:
-            self._counted = self.last_seq, _Counted(self._words, self.rows.known(known_at))
-        return self._counted[1]
+        now = known_at >= self.rows.last_commit
+        if now and self._counted is not None and self._counted[0] == self.last_seq:
+            return self._counted[1]
+        mask = self.rows.known(known_at)
+        # Where no row was ever replaced there is nothing to look up.
+        counted = _Counted(self._words, None if mask.all() else mask)
+        if now:
+            self._counted = self.last_seq, counted
+        return counted
 
     def _rank(self, view: _View, targets: Sequence[_Target]) -> list[_Ranked]:
         """Return the best rows for each query."""
