@@ -19,7 +19,7 @@ from mindgrid.cluster.host import Host, Opened, Opener
 from mindgrid.cluster.local import LocalHost
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey
 from mindgrid.cluster.process import Process, end, this_process
-from mindgrid.cluster.spec import Bounds, NamespaceKey
+from mindgrid.cluster.spec import Bounds, NamespaceKey, shard_name
 from mindgrid.cluster.table import Holding, Seat, Table, route_of
 from mindgrid.shards.clock import Instant, SystemClock
 from mindgrid.shards.driver import Found, SemanticShard
@@ -132,6 +132,37 @@ def test_a_closed_shard_answers_opening_at_once_and_is_open_after_warm(host: Loc
         assert all(isinstance(answer, Done) for answer in answers)
 
     run(claim)
+
+
+def test_a_search_that_does_not_end_holds_up_no_other() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    class Stuck(MemoryShard):
+        def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
+            entered.set()
+            leave.wait(30)
+            return super().search(queries, stamp)
+
+    def opener(opened: Opened) -> SemanticShard:
+        kind = Stuck if opened.folder.name == shard_name(0) else MemoryShard
+        return kind(CONFIG, opened.clock)
+
+    host = host_of(opener)
+
+    async def claim() -> None:
+        await host.appoint(appointment(1))
+        await warm(host, 1, 0, 1)
+        stuck = asyncio.create_task(host.search(search(1, 0)))
+        await asyncio.to_thread(entered.wait, 10)
+        async with asyncio.timeout(10):
+            answers = port.decode_answers(await host.search(search(1, 1)))
+        assert all(isinstance(answer, Done) for answer in answers)
+        assert not stuck.done()
+        leave.set()
+        await stuck
+
+    run(claim)
+    host.close()
 
 
 def test_a_shard_of_another_host_or_generation_has_moved(host: LocalHost) -> None:
