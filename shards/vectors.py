@@ -145,6 +145,11 @@ class Vectors:
         positions without repeats, and keeps `ks[i]`. What NumPy and FAISS cost a call is paid once
         for all of them: for 16 queries with 100 rows each a sixth of what they cost one by one.
         """
+        half = len(listed) // 2
+        if half and sum(map(len, listed)) > _CHUNK_ROWS:
+            # In parts, so that memory stays bounded.
+            first = self.best_of(queries[:half], ks[:half], listed[:half])
+            return first + self.best_of(queries[half:], ks[half:], listed[half:])
         kept = list(listed)
         # Where every row is among the k best there is nothing to choose.
         crowded = [i for i, positions in enumerate(listed) if len(positions) > ks[i]]

@@ -105,6 +105,7 @@ def test_exact_search_is_brute_force_over_more_than_one_piece() -> None:
     for m in (1, 6):
         for share in (1.0, 0.9, 0.01):
             _check(_nonzero(rows), [9_000, 9_001], queries[:m], 10, share, 3)
+    _check_own_rows(rows, [9_000, 9_001], queries, 10, 3)
     _check(rows, [], queries[:1], 9_999, 1.0, 3)
 
 
