@@ -192,7 +192,9 @@ class Vectors:
             for top, row in zip(tops, close, strict=True):
                 top.add(row, positions)
         kept = [np.sort(np.concatenate([top.positions(), strange])) for top in tops]
-        return self.best_of(queries, [k] * len(kept), kept)
+        # Each list is chosen already: all of it is scored, and only then cut.
+        every = self.best_of(queries, [len(positions) for positions in kept], kept)
+        return [cut(scored, k) for scored in every]
 
     def _pairs(self, units: Rows, listed: Sequence[Positions]) -> list[NDArray[np.float32]]:
         """Return the float32 cosines of each query with its own rows; NaN for strange rows."""
