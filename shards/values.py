@@ -67,15 +67,14 @@ class _Batch:
         self._content = _Bytes(batch.column("content"), "q")
         self._source = _Bytes(batch.column("source"), "i")
         supersedes = batch.column("supersedes")
-        # Few batches have any of these.
-        self._has_source = len(self._source) > 0
+        # Few batches have any.
         self._supersedes = supersedes if len(supersedes.values) else None
 
     def read(self, row: int) -> Values:
         return Values(
             str(self._content.read(row), "utf-8"),
             _decode(self.metadata.read(row)),
-            str(self._source.read(row), "utf-8") if self._has_source else "",
+            str(self._source.read(row), "utf-8"),
             tuple(self._supersedes[row].as_py()) if self._supersedes is not None else (),
         )
 
@@ -89,10 +88,6 @@ class _Bytes:
         assert column.offset == 0
         self._ends = memoryview(ends).cast("B").cast(offset_type)
         self._data = memoryview(data if data is not None else b"")
-
-    def __len__(self) -> int:
-        """The bytes of all values."""
-        return self._ends[-1]
 
     def read(self, row: int) -> memoryview:
         return self._data[self._ends[row] : self._ends[row + 1]]
