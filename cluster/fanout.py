@@ -9,6 +9,7 @@ shard; `client.Grid` does the same over hosts with the same rules, `instants` an
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -34,8 +35,8 @@ from mindgrid.shards.types import (
     Want,
 )
 
-Places = dict[str, int]
-"""In which shard a hit lies."""
+_LaneResult = tuple[Answer | MindgridError, dict[str, int]]
+"""The merged answer of a lane, and in which shard each of its hits lies."""
 
 
 class Reads(Protocol):
@@ -66,10 +67,8 @@ def search_shards(
     for at, error in counted.failures.items():
         found_by_lane[at] = error, {}
     found = iter(found_by_lane)
-    wholes = [
-        _whole(query, [next(found) for _ in own]) for query, own in zip(queries, asked, strict=True)
-    ]
-    return _fetched(shards, queries, wholes)
+    results = [[next(found) for _ in own_lanes] for own_lanes in asked]
+    return _fetched(shards, queries, results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +98,7 @@ def _counted(shards: Sequence[Reads], asked: list[Query], stamp: Stamp) -> _Coun
 
 def _search_lanes(
     shards: Sequence[Reads], queries: Sequence[Query], stamp: Stamp
-) -> list[tuple[Answer | MindgridError, Places]]:
+) -> list[_LaneResult]:
     """Return the merged answer of each lane, and in which shard each of its hits lies."""
     rounds = [shard.search(queries, stamp) for shard in shards]
     if len(shards) == 1:
@@ -129,7 +128,7 @@ def _search_lanes(
     ]
 
 
-def _places(answers: Sequence[Answer | MindgridError]) -> Places:
+def _places(answers: Sequence[Answer | MindgridError]) -> dict[str, int]:
     return {
         hit.id: shard
         for shard, answer in enumerate(answers)
@@ -138,48 +137,43 @@ def _places(answers: Sequence[Answer | MindgridError]) -> Places:
     }
 
 
-def _whole(
-    query: Query, results: Sequence[tuple[Answer | MindgridError, Places]]
-) -> tuple[Answer | MindgridError, Places]:
-    """Return the query's answer from those of its lanes, and where its hits lie."""
+def _whole(query: Query, results: Sequence[_LaneResult]) -> Answer | MindgridError:
+    """Return the query's answer from those of its lanes."""
     answers: list[Answer] = []
-    places: Places = {}
-    for answer, found in results:
+    for answer, _ in results:
         if isinstance(answer, MindgridError):
-            return answer, {}
+            return answer
         answers.append(answer)
-        places |= found
-    return fused(query, answers), places
+    return fused(query, answers)
 
 
 def _fetched(
-    shards: Sequence[Reads],
-    queries: Sequence[Query],
-    wholes: Sequence[tuple[Answer | MindgridError, Places]],
+    shards: Sequence[Reads], queries: Sequence[Query], results: Sequence[Sequence[_LaneResult]]
 ) -> list[Answer | MindgridError]:
-    """Return the answers with the records that their lanes left out, read in one go."""
-    answers = [answer for answer, _ in wholes]
-    together: dict[tuple[Instant, Instant | None, Want], list[int]] = {}
+    """Return each query's answer from those of its lanes, with the records it wants.
+
+    Records that the lanes left out are read at once for all queries that look at one instant.
+    """
+    answers = list(map(_whole, queries, results))
+    bare: dict[tuple[Instant, Instant | None, Want], list[tuple[int, Answer]]] = {}
     for at, (query, answer) in enumerate(zip(queries, answers, strict=True)):
         if query.mode is Mode.HYBRID and query.want and isinstance(answer, Answer) and answer.hits:
             seen = answer.instant, query.selection.known_at, query.want
-            together.setdefault(seen, []).append(at)
-    for (instant, _, want), members in together.items():
-        ids = [
-            (places.get(hit.id, 0), hit.id)
-            for answer, places in (wholes[at] for at in members)
-            if isinstance(answer, Answer)
-            for hit in answer.hits
-        ]
-        read, stamp = ById(of_hits(queries[members[0]]), want), Stamp(instant, exactly=True)
+            bare.setdefault(seen, []).append((at, answer))
+    for (instant, _, want), members in bare.items():
+        ids: list[tuple[int, str]] = []
+        for at, answer in members:
+            places = ChainMap(*(found for _, found in results[at]))
+            ids += [(places.get(hit.id, 0), hit.id) for hit in answer.hits]
+        read, stamp = ById(of_hits(queries[members[0][0]]), want), Stamp(instant, exactly=True)
         found = get_from_shards(dict(enumerate(shards)), ids, read, stamp)
-        records = iter(found.records if isinstance(found, Found) else ())
-        for at in members:
-            answer = answers[at]
-            if isinstance(found, MindgridError):
+        if isinstance(found, MindgridError):
+            for at, _ in members:
                 answers[at] = found
-            elif isinstance(answer, Answer):
-                answers[at] = with_records(answer, list(islice(records, len(answer.hits))))
+            continue
+        records = iter(found.records)
+        for at, answer in members:
+            answers[at] = with_records(answer, list(islice(records, len(answer.hits))))
     return answers
 
 

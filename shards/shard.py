@@ -72,6 +72,7 @@ _UNSEALED_FACTOR = 4
 _GROUP_BYTES_MAX = 64 * 2**20
 """A group ends with the command that reaches this; one SQLite blob holds 1 GB at most."""
 _QUIET_SHARE = 1 / 12
+"""Of `seal_after_s`: after so long without a write a tail is sealed before its time."""
 _PAUSE_S = 10.0
 """After maintenance that failed, until it is tried again."""
 

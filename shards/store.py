@@ -49,7 +49,7 @@ from mindgrid.shards.types import (
     Want,
 )
 from mindgrid.shards.values import Values
-from mindgrid.shards.vectors import Block, Scored, Tail, Vectors, cut
+from mindgrid.shards.vectors import Block, Scored, Tail, Vectors, cut, parted
 from mindgrid.shards.words import Words, WordTail
 
 READ_WAIT_S = 10.0
@@ -76,9 +76,9 @@ class _View:
 
 
 class _Counted:
-    """The rows over which BM25 counts, by position, with their number and length altogether.
+    """The rows over which BM25 counts, with their number and length altogether.
 
-    None stands for all.
+    `mask` is by position, None for all rows.
     """
 
     def __init__(self, words: Words, mask: NDArray[np.bool_] | None) -> None:
@@ -382,16 +382,13 @@ class Store:
             for at, one in zip(group, self._shortlist(view, asked), strict=True):
                 found[at] = one
         # All that is left to compare, of all queries, goes in one pass.
-        short = [at for at, one in enumerate(found) if isinstance(one, _Shortlist)]
+        short = {at: one for at, one in enumerate(found) if isinstance(one, _Shortlist)}
         if short:
-            lists = [one for one in found if isinstance(one, _Shortlist)]
-            best_of = view.vectors.best_of(
-                np.stack([targets[at].query.vector for at in short]),
-                [targets[at].query.top_k for at in short],
-                [one.positions for one in lists],
-            )
-            for at, one, scored in zip(short, lists, best_of, strict=True):
-                found[at] = _top(view, scored, targets[at].query.top_k, one.exact, one.scanned)
+            vectors = _vectors([targets[at] for at in short])
+            ks = [targets[at].query.top_k for at in short]
+            best_of = view.vectors.best_of(vectors, ks, [one.positions for one in short.values()])
+            for (at, one), k, scored in zip(short.items(), ks, best_of, strict=True):
+                found[at] = _top(view, scored, k, one.exact, one.scanned)
         return [one for one in found if isinstance(one, _Ranked)]
 
     def _shortlist(self, view: _View, targets: Sequence[_Target]) -> Sequence[_Ranked | _Shortlist]:
@@ -406,8 +403,7 @@ class Store:
             self.counters["exact"] += len(targets)
             if _is_apart(len(allowed), len(targets)):
                 return [_Shortlist(allowed, exact=True, scanned=len(allowed))] * len(targets)
-            vectors = np.stack([target.query.vector for target in targets])
-            scored = view.vectors.exact(vectors, query.top_k, _all_or(allowed, view))
+            scored = view.vectors.exact(_vectors(targets), query.top_k, _all_or(allowed, view))
             return [_top(view, one, query.top_k, True, len(allowed)) for one in scored]
         return self._shortlist_by_index(view, view.index, targets, split)
 
@@ -426,7 +422,7 @@ class Store:
     def _shortlist_by_index(
         self, view: _View, index: IvfIndex, targets: Sequence[_Target], split: int
     ) -> list[_Ranked | _Shortlist]:
-        vectors = np.stack([target.query.vector for target in targets])
+        vectors = _vectors(targets)
         top_k, allowed = targets[0].query.top_k, targets[0].allowed
         bitmap = self._bitmap_of(index, allowed, split, view.indexed)
         fresh = allowed[split:]
@@ -475,8 +471,8 @@ class Store:
         """
         if not ranked:
             return []
-        places = self.rows.places(np.concatenate([result.numbers for result in ranked]))
-        found = np.split(places, np.cumsum([len(result.numbers) for result in ranked])[:-1])
+        numbers = [result.numbers for result in ranked]
+        found = parted(self.rows.places(np.concatenate(numbers)), numbers)
         located: list[list[_Located] | None] = [[] for _ in ranked]
         at_once: dict[Instant, list[int]] = {}
         for at, (target, positions) in enumerate(zip(targets, found, strict=True)):
@@ -574,6 +570,10 @@ def _grouped(targets: Sequence[_Target]) -> list[list[int]]:
         key = (id(target.allowed), query.top_k, query.exact, query.mode)
         groups.setdefault(key, []).append(at)
     return list(groups.values())
+
+
+def _vectors(targets: Sequence[_Target]) -> NDArray[np.float32]:
+    return np.stack([target.query.vector for target in targets])
 
 
 def _is_apart(rows: int, queries: int) -> bool:

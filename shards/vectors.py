@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import faiss
 import numpy as np
@@ -22,6 +23,7 @@ from mindgrid.shards.errors import Corruption
 
 Positions = NDArray[np.int64]
 Rows = NDArray[np.float32]
+Number = TypeVar("Number", bound=np.generic)
 
 VECTORS_FILE = "vectors.f32"
 SQUARES_FILE = "squares.f64"
@@ -32,8 +34,6 @@ _CHUNK_ROWS = 16_384
 _GEMM_QUERIES_MIN = 4
 """From so many queries on, one matrix product is cheaper than a pass over the rows for each."""
 _GEMM_ROWS = 512
-_FEW_ROWS = 256
-"""So few rows cost less one by one than what a pass over pieces costs by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,17 +155,17 @@ class Vectors:
         crowded = [i for i, positions in enumerate(listed) if len(positions) > ks[i]]
         if crowded:
             close = self._pairs(units(queries[crowded]), [listed[i] for i in crowded])
+            slack = _slack(self.dimensions)
             for i, row in zip(crowded, close, strict=True):
-                usual = row[~np.isnan(row)]
+                floor = _floor(row[~np.isnan(row)], ks[i], slack)
                 # What float32 cannot compare stays in.
-                kept[i] = listed[i][~(row < _floor(usual, ks[i], _slack(self.dimensions)))]
+                kept[i] = listed[i][~(row < floor)]
         positions, owners = _joined(kept)
         rows, squares = self._fetch(positions)
-        final = scores.cosine(rows, queries, squares, owners)
-        ends = np.cumsum([len(positions) for positions in kept])[:-1]
+        final = parted(scores.cosine(rows, queries, squares, owners), kept)
         return [
             cut(Scored(positions, part), k)
-            for positions, part, k in zip(kept, np.split(final, ends), ks, strict=True)
+            for positions, part, k in zip(kept, final, ks, strict=True)
         ]
 
     def exact(self, queries: Rows, k: int, allowed: Positions | None = None) -> list[Scored]:
@@ -176,8 +176,6 @@ class Vectors:
         these positions gives the answer.
         """
         assert k > 0
-        if allowed is not None and len(allowed) <= _FEW_ROWS:
-            return self.best_of(queries, [k] * len(queries), [allowed] * len(queries))
         products = _Products(units(queries))
         tops = [_Top(k, _slack(self.dimensions)) for _ in queries]
         strange = self._strange(allowed)
@@ -222,7 +220,7 @@ class Vectors:
                 if block.strange.size:
                     products[inverse == 0.0] = np.nan
                 close[here] = products
-        return np.split(close, np.cumsum([len(positions) for positions in listed])[:-1])
+        return parted(close, listed)
 
     def _strange(self, allowed: Positions | None) -> Positions:
         """Return the positions that float32 cannot compare and `allowed` has."""
@@ -445,7 +443,7 @@ def _floor(close: NDArray[np.float32], k: int, slack: float) -> np.float32:
     if at < 0:
         return np.float32(-np.inf)
     kth = float(np.partition(close, at)[at])
-    return np.float32(np.nextafter(np.float32(kth - 2 * slack), -_INFINITY))
+    return np.float32(np.nextafter(np.float32(kth - 2 * slack), np.float32(-np.inf)))
 
 
 def _joined(listed: Sequence[Positions]) -> tuple[Positions, Positions]:
@@ -454,7 +452,9 @@ def _joined(listed: Sequence[Positions]) -> tuple[Positions, Positions]:
     return np.concatenate(listed), np.repeat(np.arange(len(listed)), sizes)
 
 
-_INFINITY = np.float32(np.inf)
+def parted(joined: NDArray[Number], lists: Sequence[Sized]) -> list[NDArray[Number]]:
+    """Return what belongs to each list of an array aligned with all of them end to end."""
+    return np.split(joined, np.cumsum([len(one) for one in lists])[:-1])
 
 
 def cut(scored: Scored, k: int) -> Scored:
