@@ -275,8 +275,9 @@ class Rows:
         bounded = selection.created_after is not None or selection.created_before is not None
         usual = known_at == as_of >= self.last_commit and not selection.include_invalidated
         # Six columns are rarely in the CPU's cache, the mask of a byte a row is; but for few rows
-        # it does not pay to judge all others anew.
-        if usual and (at is not matching or self._live.covers(as_of)):
+        # it does not pay to judge all others anew, until as many have been judged one by one.
+        asked = len(self) if matching is None or at is not matching else len(matching)
+        if usual and self._live.pays(asked, len(self), as_of):
             live = self._live.mask(self, as_of)
         else:
             live = None
@@ -301,11 +302,10 @@ class Rows:
 
     def _created(self, shown: Mask, at: Positions | slice, selection: Selection) -> Mask:
         """Clear in `shown`, which is returned, what was created outside of the bounds."""
-        created = self.created.view()[at]
         if selection.created_after is not None:
-            shown &= created > selection.created_after
+            shown &= self.created.view()[at] > selection.created_after
         if selection.created_before is not None:
-            shown &= created < selection.created_before
+            shown &= self.created.view()[at] < selection.created_before
         return shown
 
     def known(self, known_at: int) -> Mask:
@@ -518,13 +518,18 @@ class _LiveMask:
         self._until = 0
         self._touched: list[int] = []
         self._positions: Positions | None = None
+        self._asked = 0
+        """How many rows were asked about since the mask last held."""
 
     def touch(self, positions: Iterable[int]) -> None:
         self._touched.extend(positions)
 
-    def covers(self, as_of: int) -> bool:
-        """Return whether the mask holds at `as_of`, but for the rows touched since."""
-        return self._since <= as_of < self._until and len(self._touched) <= len(self._mask)
+    def pays(self, asked: int, rows: int, as_of: int) -> bool:
+        """Return whether `mask` costs no more than what reads of so many rows would without it."""
+        if self._covers(as_of):
+            return True
+        self._asked += asked
+        return self._asked >= rows
 
     def mask(self, rows: Rows, as_of: int) -> Mask | None:
         """Return by position which rows are live at `as_of`, not to be written to.
@@ -533,7 +538,7 @@ class _LiveMask:
         """
         if as_of < self._since:
             return None
-        if not self.covers(as_of):
+        if not self._covers(as_of):
             self._mask = np.zeros(len(rows), dtype=np.bool_)
             self._until = NEVER
             self._judge(rows, slice(None), as_of)
@@ -544,6 +549,7 @@ class _LiveMask:
             self._judge(rows, np.array(self._touched, dtype=np.int64), as_of)
         self._touched.clear()
         self._since = as_of
+        self._asked = 0
         return self._mask
 
     def positions(self) -> Positions:
@@ -551,6 +557,10 @@ class _LiveMask:
         if self._positions is None:
             self._positions = np.flatnonzero(self._mask)
         return self._positions
+
+    def _covers(self, as_of: int) -> bool:
+        """Return whether the mask holds at `as_of`, but for the rows touched since."""
+        return self._since <= as_of < self._until and len(self._touched) <= len(self._mask)
 
     def _judge(self, rows: Rows, at: Positions | slice, as_of: int) -> None:
         valid_from, valid_to = rows.valid_from.view()[at], rows.valid_to.view()[at]
