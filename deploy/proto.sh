@@ -4,7 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath "${1:-src}")
-python=${PYTHON:-.venv/bin/python}
+# Absolute, for the stubs are made in another folder; -s, since a link is what makes it a venv.
+python=$(realpath -s "$(command -v "${PYTHON:-.venv/bin/python}")")
 # The mypy plugins are programs beside the interpreter.
 PATH="$(dirname "$(command -v "$python")"):$PATH"
 
