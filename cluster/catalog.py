@@ -253,6 +253,9 @@ class Catalog:
         self._state = state
 
 
+_LATER = "once a release has that job"
+
+
 def _identity(spec: NamespaceSpec) -> tuple[object, int, Driver]:
     return spec.config.space, spec.shards, spec.driver
 
@@ -265,14 +268,14 @@ def _check_fits(stored: NamespaceSpec, wanted: NamespaceSpec) -> None:
         if old != new:
             raise ConfigError(
                 where,
-                f"embedder.{name} is {new!r}, but its records are stored with {old!r}; run "
-                f"`mindgrid reembed {stored.key}` to change them, or write {old!r} again",
+                f"embedder.{name} is {new!r}, but its records are stored with {old!r}; write "
+                f"{old!r} again, or change them with `mindgrid reembed {stored.key}` {_LATER}",
             )
     if stored.shards != wanted.shards:
         raise ConfigError(
             where,
-            f"shards is {wanted.shards}, but its records are stored in {stored.shards}; run "
-            f"`mindgrid reshard {stored.key}` to change them, or write {stored.shards} again",
+            f"shards is {wanted.shards}, but its records are stored in {stored.shards}; write "
+            f"{stored.shards} again, or change them with `mindgrid reshard {stored.key}` {_LATER}",
         )
     if stored.driver is not wanted.driver:
         raise ConfigError(

@@ -85,7 +85,10 @@ class Handle:
     def search(
         self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None
     ) -> Answer:
-        """See `Grid.search`."""
+        """Return the `top_k` best records for the query, or for `text` in place of its vector.
+
+        See `Grid.search`.
+        """
         return self._wait(self.grid.search(namespace, query, text, deadline_s))
 
     def get(
@@ -96,7 +99,7 @@ class Handle:
         selection: Selection | None = None,
         deadline_s: float | None = None,
     ) -> list[Record | None]:
-        """See `Grid.get`."""
+        """Return the records with these ids, in order; None where there is none. See `Grid.get`."""
         return self._wait(self.grid.get(namespace, ids, want, selection, deadline_s))
 
     def search_batch(
@@ -105,12 +108,18 @@ class Handle:
         queries: Sequence[tuple[Query, str]],
         deadline_s: float | None = None,
     ) -> Batch:
-        """See `Grid.search_batch`."""
+        """Answer queries, each with its text or "", at one instant. See `Grid.search_batch`."""
         return self._wait(self.grid.search_batch(namespace, queries, deadline_s))
 
     def page(self, namespace: str, scan: Scan, deadline_s: float | None = None) -> Scanned:
-        """See `Grid.page`."""
+        """Return records in the order of their ids, a page at a time. See `Grid.page`."""
         return self._wait(self.grid.page(namespace, scan, deadline_s))
+
+    def count(
+        self, namespace: str, selection: Selection | None = None, deadline_s: float | None = None
+    ) -> int:
+        """Return how many records a selection allows; None: all that are live and valid now."""
+        return self.page(namespace, Scan(selection or Selection()), deadline_s).count
 
     def upsert(
         self,
@@ -119,7 +128,7 @@ class Handle:
         transaction_id: str = "",
         deadline_s: float | None = None,
     ) -> tuple[tuple[str, ...], Upserted]:
-        """See `Grid.upsert`."""
+        """Write all drafts in one commit; return their ids and versions. See `Grid.upsert`."""
         return self._wait(self.grid.upsert(namespace, drafts, transaction_id, deadline_s))
 
     def delete(
@@ -130,7 +139,7 @@ class Handle:
         transaction_id: str = "",
         deadline_s: float | None = None,
     ) -> Deleted:
-        """See `Grid.delete`."""
+        """Tombstone the record, or with `hard` remove it. See `Grid.delete`."""
         return self._wait(self.grid.delete(namespace, id, hard, transaction_id, deadline_s))
 
     def expire(
@@ -142,7 +151,7 @@ class Handle:
         transaction_id: str = "",
         deadline_s: float | None = None,
     ) -> Expired:
-        """See `Grid.expire`."""
+        """Do `action` to the `max_rows` oldest records that match. See `Grid.expire`."""
         return self._wait(
             self.grid.expire(namespace, equals, action, max_rows, transaction_id, deadline_s)
         )

@@ -233,8 +233,10 @@ class Embedder(Section):
     """The model that turns a namespace's text into vectors."""
 
     provider: Text = Field(
-        description="`local` (a model in this cluster), `openai` (OpenAI or a server that speaks "
-        "like it), `ollama` (a server of Ollama), `fake` (for tests).",
+        description="`local` (a model in this cluster, which reads the first 256 tokens of a text, "
+        "some 200 English words, and no further), `openai` (OpenAI or a server that speaks like "
+        "it) and `ollama` (a server of Ollama), which refuse a text that is too long for the "
+        "model, `fake` (for tests).",
         examples=["local"],
     )
     model: Annotated[str, StringConstraints(max_length=256)] = Field(

@@ -29,7 +29,7 @@ from mindgrid.cluster.placement import host_of
 from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, shard_folder
 from mindgrid.shards.config import Driver
 from mindgrid.shards.errors import ConfigError, Corruption, InvalidRequest, NotFound, Unavailable
-from mindgrid.shards.types import Answer, Draft, Query
+from mindgrid.shards.types import Answer, Draft, Query, Selection
 
 pytestmark = pytest.mark.ray
 
@@ -113,6 +113,8 @@ def test_records_are_written_found_and_deleted_over_handles(server: Server) -> N
     assert len(answer.hits) == 10
     assert server.handle.delete("basic", "r00007").existed
     assert server.handle.get("basic", ["r00007", "r00008"])[0] is None
+    assert server.handle.count("basic") == 59
+    assert server.handle.count("basic", Selection(include_invalidated=True)) == 60
 
 
 def test_texts_are_embedded_as_the_configuration_says(server: Server) -> None:

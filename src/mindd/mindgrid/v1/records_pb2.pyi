@@ -184,7 +184,9 @@ class ListRequest(_message.Message):
     page_size: _builtins.int
     """Records a page; 0: 100."""
     page_token: _builtins.str
-    """`next_page_token` of the page before; empty: the first page."""
+    """`next_page_token` of the page before; empty: the first page. It stands for a place among the
+    ids: with another selection the page begins behind the same id.
+    """
     include_payload: _builtins.bool
     include_vector: _builtins.bool
     ids_only: _builtins.bool

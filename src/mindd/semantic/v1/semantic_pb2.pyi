@@ -36,7 +36,7 @@ class _SearchModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SearchMode
     SEARCH_MODE_HYBRID: _SearchMode.ValueType  # 3
 
 class SearchMode(_SearchMode, metaclass=_SearchModeEnumTypeWrapper):
-    """DENSE is by vector, SPARSE by words, HYBRID fuses both."""
+    """DENSE is by vector, SPARSE by words, HYBRID fuses both. Unspecified: DENSE."""
 
 SEARCH_MODE_UNSPECIFIED: SearchMode.ValueType  # 0
 SEARCH_MODE_DENSE: SearchMode.ValueType  # 1
@@ -60,7 +60,9 @@ class _PredicateOpEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Predicate
     PREDICATE_OP_IN: _PredicateOp.ValueType  # 7
 
 class PredicateOp(_PredicateOp, metaclass=_PredicateOpEnumTypeWrapper):
-    """EQ, NEQ and IN compare as strings; GT, GTE, LT and LTE as numbers."""
+    """EQ, NEQ and IN compare as strings; GT, GTE, LT and LTE as numbers, which a value that is none
+    never satisfies. A record without the key satisfies none of them, NEQ neither.
+    """
 
 PREDICATE_OP_UNSPECIFIED: PredicateOp.ValueType  # 0
 PREDICATE_OP_EQ: PredicateOp.ValueType  # 1
@@ -180,7 +182,9 @@ class Record(_message.Message):
 
     @_builtins.property
     def supersedes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of records that this one revises: their `valid_to` becomes this record's `valid_from`."""
+        """Ids of records that this one revises: their `valid_to` becomes this record's `valid_from`,
+        unless they end earlier already or are tombstoned. Unknown ids and its own are passed over.
+        """
 
     def __init__(
         self,
@@ -218,7 +222,9 @@ class UpsertRequest(_message.Message):
     TRANSACTION_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     transaction_id: _builtins.str
-    """Makes a retry return the first result, for 10 minutes. Empty: one is chosen."""
+    """Makes a retry return the first result, for 10 minutes, whatever else the retry carries.
+    Empty: one is chosen.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
     def __init__(
@@ -292,7 +298,9 @@ Global___FieldPredicate: _TypeAlias = FieldPredicate  # noqa: Y015
 
 @_typing.final
 class Fusion(_message.Message):
-    """How HYBRID joins its two lanes."""
+    """How HYBRID joins its two lanes. RRF adds weight / (k + rank), the best having rank 1. CONVEX adds
+    weight * score / best score of the lane.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -301,7 +309,9 @@ class Fusion(_message.Message):
     SPARSE_WEIGHT_FIELD_NUMBER: _builtins.int
     K_FIELD_NUMBER: _builtins.int
     method: Global___FusionMethod.ValueType
+    """Unspecified: RRF."""
     dense_weight: _builtins.float
+    """Both weights 0: 1 and 1 for RRF, 0.3 dense and 0.7 sparse for CONVEX."""
     sparse_weight: _builtins.float
     k: _builtins.int
     """The constant of reciprocal rank fusion; 0: 60."""
@@ -372,12 +382,12 @@ class SearchRequest(_message.Message):
     include_payload: _builtins.bool
     include_vector: _builtins.bool
     include_invalidated: _builtins.bool
-    """Also records that ended, are tombstoned, or begin later."""
+    """Also records that ended, are tombstoned, or begin later; `as_of` then does nothing."""
     ids_only: _builtins.bool
     """Only ids and scores."""
     mode: Global___SearchMode.ValueType
     rerank_candidate_k: _builtins.int
-    """Candidates of each lane for SPARSE and HYBRID; 0: 50."""
+    """How many candidates each lane of HYBRID contributes, at least `top_k`; 0: 50."""
     exact: _builtins.bool
     """Never approximate."""
     explain: _builtins.bool
@@ -390,7 +400,9 @@ class SearchRequest(_message.Message):
 
     @_builtins.property
     def as_of(self) -> _timestamp_pb2.Timestamp:
-        """The instant at which validity is judged; unset: now."""
+        """The instant at which validity is judged; unset: `known_at`, else now. It moves that test alone:
+        what was deleted since stays hidden.
+        """
 
     @_builtins.property
     def predicates(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldPredicate]:
@@ -450,6 +462,7 @@ class Explanation(_message.Message):
     SPARSE_RANK_FIELD_NUMBER: _builtins.int
     SPARSE_SCORE_FIELD_NUMBER: _builtins.int
     dense_rank: _builtins.int
+    """From 1."""
     dense_score: _builtins.float
     sparse_rank: _builtins.int
     sparse_score: _builtins.float
@@ -477,7 +490,7 @@ class Hit(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     EXPLANATION_FIELD_NUMBER: _builtins.int
     score: _builtins.float
-    """Cosine in [-1, 1]; in HYBRID the fused score."""
+    """DENSE: cosine in [-1, 1]. SPARSE: BM25, above 0 and without a bound. HYBRID: the fused score."""
     @_builtins.property
     def record(self) -> Global___Record: ...
     @_builtins.property
@@ -507,7 +520,7 @@ class SearchResponse(_message.Message):
     exact: _builtins.bool
     """No better record can have been missed."""
     scanned: _builtins.int
-    """How many vectors were compared."""
+    """How many vectors were compared with the query, or records were looked at for its words."""
     @_builtins.property
     def hits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hit]:
         """Score descending, then id ascending."""

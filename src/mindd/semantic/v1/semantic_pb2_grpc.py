@@ -60,7 +60,8 @@ class SemanticServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Upsert(self, request, context):
-        """Writes all records or none.
+        """Writes all records or none. A record takes the place of the one with its id, wholly: to keep
+        the old one as a fact of its time, write a new id that `supersedes` it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,7 +36,9 @@ class SemanticStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SemanticAsyncStub: ...
     Upsert: _grpc.UnaryUnaryMultiCallable[_semantic_pb2.UpsertRequest, _semantic_pb2.UpsertResponse]
-    """Writes all records or none."""
+    """Writes all records or none. A record takes the place of the one with its id, wholly: to keep
+    the old one as a fact of its time, write a new id that `supersedes` it.
+    """
     Search: _grpc.UnaryUnaryMultiCallable[_semantic_pb2.SearchRequest, _semantic_pb2.SearchResponse]
     """Returns the records nearest to the query, best first."""
     Delete: _grpc.UnaryUnaryMultiCallable[_semantic_pb2.DeleteRequest, _semantic_pb2.DeleteResponse]
@@ -48,7 +50,9 @@ class SemanticStub:
 class SemanticAsyncStub(SemanticStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Upsert: _aio.UnaryUnaryMultiCallable[_semantic_pb2.UpsertRequest, _semantic_pb2.UpsertResponse]  # type: ignore[assignment]
-    """Writes all records or none."""
+    """Writes all records or none. A record takes the place of the one with its id, wholly: to keep
+    the old one as a fact of its time, write a new id that `supersedes` it.
+    """
     Search: _aio.UnaryUnaryMultiCallable[_semantic_pb2.SearchRequest, _semantic_pb2.SearchResponse]  # type: ignore[assignment]
     """Returns the records nearest to the query, best first."""
     Delete: _aio.UnaryUnaryMultiCallable[_semantic_pb2.DeleteRequest, _semantic_pb2.DeleteResponse]  # type: ignore[assignment]
@@ -63,7 +67,9 @@ class SemanticServicer(metaclass=_abc_1.ABCMeta):
         request: _semantic_pb2.UpsertRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_semantic_pb2.UpsertResponse, _abc.Awaitable[_semantic_pb2.UpsertResponse]]:
-        """Writes all records or none."""
+        """Writes all records or none. A record takes the place of the one with its id, wholly: to keep
+        the old one as a fact of its time, write a new id that `supersedes` it.
+        """
 
     @_abc_1.abstractmethod
     def Search(
