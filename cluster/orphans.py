@@ -72,14 +72,18 @@ def _end(mark: str, recorded: Iterable[Process]) -> int:
             ended += 1
     deadline = time.monotonic() + _WAIT_S
     killed = set()
-    # Again and again: those that live may start others while we look. A zombie has no environment,
-    # so it is not waited for; its parent may be slow to reap it.
-    while found := list(_marked(mark)):
+    # Again and again: those that live may start others while we look. Until twice there is none:
+    # one that is just becoming another program shows no environment for a moment. A zombie never
+    # does, so it is not waited for; its parent may be slow to reap it.
+    looks_in_vain = 0
+    while looks_in_vain < 2:
+        found = list(_marked(mark))
+        looks_in_vain = 0 if found else looks_in_vain + 1
         for process in found:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
                 killed.add(process.pid)
-        if time.monotonic() > deadline:
+        if found and time.monotonic() > deadline:
             log.warning("processes %s do not end", [process.pid for process in found])
             break
         time.sleep(0.02)

@@ -181,7 +181,7 @@ class Supervisor:
     """Serves one storage folder; `run` is its whole life."""
 
     def __init__(self, options: ServerOptions, say: Callable[[str], None]) -> None:
-        """Take the options; `say` gets the one line that tells that the server is ready."""
+        """Take the options; `say` gets a line when the server is ready, stopping and stopped."""
         self._options = options
         self._say = say
         self._storage = options.storage.absolute()
@@ -215,8 +215,10 @@ class Supervisor:
                 while not self._stopping.is_set():
                     self._tend()
                     self._stopping.wait(_TICK_S)
+                self._say("stopping: what is under way may end; once more to cut that short")
             finally:
                 self._end()
+            self._say("stopped")
 
     def _lock(self) -> FolderLock:
         try:

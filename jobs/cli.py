@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +37,7 @@ def serve(
         typer.Option(help="Join this Ray cluster (host:port, ray's own port) and start none."),
     ] = None,
 ) -> None:
-    """Serve in the foreground until SIGTERM; prints one line once it is ready."""
+    """Serve in the foreground until SIGTERM; says when it is ready, and when it has stopped."""
     from mindgrid.cluster.supervisor import ServerOptions, Supervisor
 
     with _for_people():
@@ -55,7 +55,7 @@ def serve(
             app=APPLICATION,
             address=address,
         )
-        Supervisor(options, lambda line: print(line, flush=True)).run()
+        Supervisor(options, _say).run()
 
 
 @app.command()
@@ -78,6 +78,12 @@ def demo(
 
     with _for_people():
         shown.run(keep)
+
+
+def _say(line: str) -> None:
+    # Who started the server may have read enough: `mindgrid serve | head -1`.
+    with suppress(BrokenPipeError):
+        print(line, flush=True)
 
 
 def _warn_of_no_tokens(settings: Settings) -> None:

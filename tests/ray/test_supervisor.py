@@ -140,7 +140,9 @@ def test_a_server_keeps_to_itself_and_drains_before_it_goes(server: Server, tmp_
         assert other.stop() == 0
         request.join()
         assert answers[0].isdigit()
-        assert other.process.communicate() == ("", "")
+        out, err = other.process.communicate()
+        assert err == ""
+        assert [line.split(":")[0] for line in out.splitlines()] == ["stopping", "stopped"]
         assert not _running(left)
         assert running_server(other.storage) is None
     finally:
