@@ -46,6 +46,7 @@ from mindgrid.shards.errors import (
     Unavailable,
 )
 from mindgrid.shards.files import create_folder, sync
+from mindgrid.shards.groups import Workers
 from mindgrid.shards.memory import MemoryShard
 from mindgrid.shards.transactions import Ask, Forget, Reply, Request, Resolve
 from mindgrid.shards.types import Command, Delete, Expire, Result, Scanned, Stamp, Upsert
@@ -90,7 +91,7 @@ def open_shard(opened: Opened) -> SemanticShard:
     if opened.spec.driver is Driver.MEMORY:
         return MemoryShard(opened.spec.config, opened.clock)
     # Here, so that a host of memory shards does not pay for Lance and FAISS.
-    from mindgrid.shards.shard import LanceShard, Workers
+    from mindgrid.shards.shard import LanceShard
 
     _make_folders(opened.folder.parent, opened.spec.shards)
     if not opened.folder.is_dir():

@@ -83,12 +83,12 @@ def to_vector(values: Sequence[float] | Vector, field: str) -> Vector:
 
 def check_command(command: Command, space: Space) -> None:
     """Refuse a command with any value that a shard could not keep."""
-    _check_text(command.transaction_id, "transaction_id", bytes_max=ID_BYTES_MAX)
+    check_text(command.transaction_id, "transaction_id", bytes_max=ID_BYTES_MAX)
     if isinstance(command, Delete):
         check_id(command.id, "id")
         return
     if isinstance(command, Expire):
-        _check_map(command.equals, "filter")
+        check_map(command.equals, "filter")
         if not 0 < command.max_rows <= MAX_ROWS_MAX:
             problem = f"is {command.max_rows}, but must be from 1 to {MAX_ROWS_MAX}"
             raise InvalidRequest("max_rows", problem)
@@ -130,7 +130,7 @@ def check_query(query: Query, space: Space, text: str = "") -> Query:
 
     `text` is what the caller gave: it is embedded for DENSE, looked for in SPARSE, both in HYBRID.
     """
-    _check_text(text, "query_text", None if query.mode is Mode.DENSE else QUERY_BYTES_MAX)
+    check_text(text, "query_text", None if query.mode is Mode.DENSE else QUERY_BYTES_MAX)
     if not isinstance(query.mode, Mode):
         raise InvalidRequest("mode", f"must be a Mode, not {query.mode!r:.64}")
     given = _is_given(query.vector, "query_vector")
@@ -182,17 +182,17 @@ def check_top_k(top_k: int) -> int:
 
 def check_selection(selection: Selection) -> None:
     """Refuse a selection that no record could be compared with."""
-    _check_map(selection.equals, "filter")
+    check_map(selection.equals, "filter")
     conditions = len(selection.equals) + len(selection.predicates)
     if conditions > CONDITIONS_MAX:
         problem = f"with predicates it has {conditions} conditions, but at most {CONDITIONS_MAX}"
         raise InvalidRequest("filter", f"{problem} are allowed")
     for index, predicate in enumerate(selection.predicates):
         _check_predicate(predicate, f"predicates[{index}]")
-    _check_time(selection.created_after, "created_after")
-    _check_time(selection.created_before, "created_before")
-    _check_time(selection.as_of, "as_of")
-    _check_time(selection.known_at, "known_at")
+    check_time(selection.created_after, "created_after")
+    check_time(selection.created_before, "created_before")
+    check_time(selection.as_of, "as_of")
+    check_time(selection.known_at, "known_at")
 
 
 def check_ids(ids: Iterable[str], field: str = "ids") -> None:
@@ -208,7 +208,7 @@ def check_ids(ids: Iterable[str], field: str = "ids") -> None:
 
 def check_id(id: str, field: str) -> None:
     """Refuse an id that is empty, too long, or not Unicode text."""
-    _check_text(id, field, bytes_max=ID_BYTES_MAX)
+    check_text(id, field, bytes_max=ID_BYTES_MAX)
     if not id:
         raise InvalidRequest(field, "must not be empty")
 
@@ -238,20 +238,20 @@ def check_vector(vector: Vector, space: Space, field: str) -> None:
 
 def _check_draft(draft: Draft, space: Space) -> None:
     check_id(draft.id, "id")
-    _check_text(draft.content, "content")
+    check_text(draft.content, "content")
     if _is_given(draft.vector, "vector"):
         check_vector(draft.vector, space, "vector")
     elif not draft.content:
         raise InvalidRequest("content", "set content or vector; both are empty")
     if not isinstance(draft.payload, bytes):
         raise InvalidRequest("payload", f"must be bytes, not {type(draft.payload).__name__}")
-    _check_map(draft.metadata, "metadata")
-    _check_time(draft.created_at, "created_at")
-    _check_time(draft.valid_from, "valid_from")
-    _check_time(draft.valid_to, "valid_to")
-    _check_time(draft.deleted_at, "deleted_at")
+    check_map(draft.metadata, "metadata")
+    check_time(draft.created_at, "created_at")
+    check_time(draft.valid_from, "valid_from")
+    check_time(draft.valid_to, "valid_to")
+    check_time(draft.deleted_at, "deleted_at")
     check_ids(draft.supersedes, "supersedes")
-    _check_text(draft.source, "source")
+    check_text(draft.source, "source")
     if draft.if_version is not None and not isinstance(draft.if_version, int):
         raise InvalidRequest("if_version", f"must be an int, not {draft.if_version!r:.64}")
     if draft.if_version is not None and not 0 <= draft.if_version <= VERSION_MAX:
@@ -263,9 +263,9 @@ def _check_draft(draft: Draft, space: Space) -> None:
 def _check_predicate(predicate: Predicate, field: str) -> None:
     if not predicate.key:
         raise InvalidRequest(f"{field}.key", "must not be empty")
-    _check_text(predicate.key, f"{field}.key")
+    check_text(predicate.key, f"{field}.key")
     for value in predicate.values:
-        _check_text(value, f"{field}.values")
+        check_text(value, f"{field}.values")
     if not isinstance(predicate.op, PredicateOp):
         raise InvalidRequest(f"{field}.op", f"must be a PredicateOp, not {predicate.op!r:.64}")
     count = len(predicate.values)
@@ -294,15 +294,17 @@ def _is_given(vector: Vector, field: str) -> bool:
     return len(vector) > 0
 
 
-def _check_map(pairs: Mapping[str, str], field: str) -> None:
+def check_map(pairs: Mapping[str, str], field: str) -> None:
+    """Refuse what does not map Unicode text to Unicode text."""
     if not isinstance(pairs, Mapping):
         raise InvalidRequest(field, f"must map strings to strings, not be {type(pairs).__name__}")
     for key, value in pairs.items():
-        _check_text(key, field)
-        _check_text(value, field)
+        check_text(key, field)
+        check_text(value, field)
 
 
-def _check_text(text: str, field: str, bytes_max: int | None = None) -> None:
+def check_text(text: str, field: str, bytes_max: int | None = None) -> None:
+    """Refuse what is not Unicode text, or has more UTF-8 bytes than `bytes_max`."""
     if not isinstance(text, str):
         raise InvalidRequest(field, f"must be a string, not {type(text).__name__}")
     if text.isascii():
@@ -318,7 +320,8 @@ def _check_text(text: str, field: str, bytes_max: int | None = None) -> None:
         raise InvalidRequest(field, f"has {size} UTF-8 bytes, but at most {bytes_max} are allowed")
 
 
-def _check_time(time: Instant | None, field: str) -> None:
+def check_time(time: Instant | None, field: str) -> None:
+    """Refuse what is no instant of the years 1 to 9999, and not None either."""
     if time is not None and not isinstance(time, int):
         problem = f"must be an int, µs since 1970, not {type(time).__name__}"
         raise InvalidRequest(field, problem)

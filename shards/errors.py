@@ -5,6 +5,7 @@ MindgridError
 │   ├── InvalidRequest         a value is wrong: names the field and its limit
 │   ├── NotFound               no such namespace or record
 │   ├── PreconditionFailed     `if_version` does not hold: names the current version
+│   ├── CursorMismatch         `expected_cursor` does not hold: names the log's last cursor
 │   ├── Unimplemented          a promise of a later release
 │   ├── Unauthenticated        no credential, or one that does not verify
 │   ├── PermissionDenied       a credential that does not cover the call
@@ -83,6 +84,21 @@ class PreconditionFailed(CallerError):
         return (
             f"record {self.id!r}: if_version is {self.expected}, "
             f"but the current version is {self.current}; nothing was changed"
+        )
+
+
+class CursorMismatch(CallerError):
+    """The log's last cursor is another one than `expected_cursor`."""
+
+    def __init__(self, expected: int, last: int) -> None:
+        super().__init__(expected, last)
+        self.expected = expected
+        self.last = last
+
+    def __str__(self) -> str:
+        return (
+            f"expected_cursor is {self.expected}, but the log's last cursor is {self.last}; "
+            "nothing was appended"
         )
 
 

@@ -10,15 +10,11 @@ planned and applied under the store's lock; the disk is waited for outside of it
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,6 +25,7 @@ from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found, ShardStatus
 from mindgrid.shards.errors import Corruption, Exhausted, MindgridError, Unavailable
 from mindgrid.shards.files import create_folder, remove_orphans, verify
+from mindgrid.shards.groups import Groups, Pending, Workers
 from mindgrid.shards.journal import JOURNAL_NAME, Entry, Journal, Transaction
 from mindgrid.shards.lock import FolderLock
 from mindgrid.shards.maintenance import Maintenance
@@ -65,31 +62,14 @@ from mindgrid.shards.types import (
     Want,
 )
 
-log = logging.getLogger(__name__)
-
 _UNSEALED_FACTOR = 4
 """Writes are refused when the journal is so many times as large as when it is to be sealed."""
 _GROUP_BYTES_MAX = 64 * 2**20
 """A group ends with the command that reaches this; one SQLite blob holds 1 GB at most."""
 _QUIET_SHARE = 1 / 12
 """Of `seal_after_s`: after so long without a write a tail is sealed before its time."""
-_PAUSE_S = 10.0
-"""After maintenance that failed, until it is tried again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workers:
-    """The threads a shard borrows from its host: for group commits, and for maintenance."""
-
-    commits: Executor
-    maintenance: Executor
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    request: Command | Request
-    done: Future[Any]
-    """Of the Result of a Command, or the Reply to a Request."""
+_Pending = Pending[Command | Request]
+"""Its future is of the Result of a Command, or the Reply to a Request."""
 
 
 class LanceShard:
@@ -112,18 +92,12 @@ class LanceShard:
         self._maintenance = maintenance
         self._config = config
         self._clock = clock
-        self._workers = workers
+        self._groups = Groups[Command | Request](lock.folder, self, workers)
         self._name = lock.folder.name
-        self._queue: deque[_Pending] = deque()
-        self._queue_lock = threading.Condition()
-        self._draining = False
-        self._maintaining = False
-        self._failure: MindgridError | None = None
         self._results: dict[str, tuple[Instant, Result]] = {}
         self._next_number = maintenance.manifest.next_number
         self._commits_from_s = time.monotonic() + config.skew_max_s
         self._last_seal_s = self._last_write_s = time.monotonic()
-        self._maintain_from_s = 0.0
         self._last_trim = Instant(0)
         self._erased_since_s: float | None = None
         self._unsealed_bytes = 0
@@ -218,11 +192,11 @@ class LanceShard:
 
     def submit(self, command: Command) -> Future[Result]:
         """See `SemanticShard.submit`."""
-        return self._enqueue(command)
+        return self._groups.enqueue(command, self._refusal())
 
     def transact(self, request: Request) -> Future[Reply]:
         """See `SemanticShard.transact`."""
-        return self._enqueue(request)
+        return self._groups.enqueue(request, self._refusal())
 
     def doubts(self) -> Doubts:
         """See `SemanticShard.doubts`."""
@@ -231,24 +205,11 @@ class LanceShard:
         with self._store.lock:
             return self._store.doubts.copy()
 
-    def _enqueue(self, request: Command | Request) -> Future[Any]:
-        pending = _Pending(request, Future())
-        # A caller that gives up must not cancel what may be durable already.
-        pending.done.set_running_or_notify_cancel()
-        with self._queue_lock:
-            if self._failure is not None:
-                pending.done.set_exception(self._failure)
-                return pending.done
-            if self._unsealed_bytes >= _UNSEALED_FACTOR * self._config.journal_bytes_max:
-                limit = _UNSEALED_FACTOR * self._config.journal_bytes_max
-                full = Exhausted(f"the unsealed journal of shard {self._name}", limit)
-                pending.done.set_exception(full)
-                return pending.done
-            self._queue.append(pending)
-            if not self._draining:
-                self._draining = True
-                self._workers.commits.submit(self._drain)
-        return pending.done
+    def _refusal(self) -> Exhausted | None:
+        limit = _UNSEALED_FACTOR * self._config.journal_bytes_max
+        if self._unsealed_bytes < limit:
+            return None
+        return Exhausted(f"the unsealed journal of shard {self._name}", limit)
 
     def search(self, queries: Sequence[Query], stamp: Stamp) -> list[Answer | MindgridError]:
         """See `SemanticShard.search`."""
@@ -298,66 +259,32 @@ class LanceShard:
 
     def close(self) -> None:
         """See `SemanticShard.close`."""
-        self._fail(Unavailable(self._name, "it is closed"))
-        with self._queue_lock:
-            while self._draining or self._maintaining:
-                self._queue_lock.wait()
+        self._groups.close()
         self._journal.close()
         self._lock.release()
 
     def tend(self) -> None:
         """Start maintenance in the background if any is due; hosts call this every few seconds."""
         if self._due() or self._purge_due():
-            self._start_maintenance()
+            self._groups.start_maintenance()
 
     def maintain(self) -> None:
         """Seal, merge and index what is due, in this thread, unless another does so already."""
-        with self._queue_lock:
-            if self._maintaining or self._failure is not None:
-                return
-            self._maintaining = True
-        self._maintain()
+        self._groups.maintain()
 
     def compact(self) -> None:
         """Remove every byte of hard-deleted records, and all that is older than the history."""
-        with self._queue_lock:
-            while self._maintaining:
-                self._queue_lock.wait()
-            if self._failure is not None:
-                raise self._failure
-            self._maintaining = True
-        try:
+        with self._groups.maintaining():
             self._maintenance.compact()
-        finally:
-            self._end_maintenance()
 
-    def _drain(self) -> None:
-        """Commit one group, and come back for the next behind the other shards' groups."""
-        with self._queue_lock:
-            group = self._take_group()
-        wait_s = self._commits_from_s - time.monotonic()
-        if wait_s > 0:
-            time.sleep(wait_s)
-        try:
-            self._commit(group)
-        except MindgridError as error:
-            self._refuse(group, error)
-        except Exception as error:
-            log.exception("a commit of shard %s failed by a bug", self._lock.folder)
-            self._refuse(group, Unavailable(self._name, f"a commit failed: {error!r}"))
-        with self._queue_lock:
-            self._draining = bool(self._queue)
-            if self._draining:
-                self._workers.commits.submit(self._drain)
-            self._queue_lock.notify_all()
-
-    def _take_group(self) -> list[_Pending]:
+    def take(self, queue: deque[_Pending]) -> list[_Pending]:
+        """See `Work.take`."""
         group: list[_Pending] = []
         rows = size_bytes = 0
-        while self._queue and rows < self._config.group_rows_max and size_bytes < _GROUP_BYTES_MAX:
-            if group and _expires(self._queue[0].request):
+        while queue and rows < self._config.group_rows_max and size_bytes < _GROUP_BYTES_MAX:
+            if group and _expires(queue[0].request):
                 break
-            pending = self._queue.popleft()
+            pending = queue.popleft()
             drafts = _drafts(pending.request)
             rows += max(1, len(drafts))
             size_bytes += sum(
@@ -366,7 +293,11 @@ class LanceShard:
             group.append(pending)
         return group
 
-    def _commit(self, group: list[_Pending]) -> None:
+    def commit(self, group: list[_Pending]) -> None:
+        """See `Work.commit`."""
+        wait_s = self._commits_from_s - time.monotonic()
+        if wait_s > 0:
+            time.sleep(wait_s)
         store = self._store
         answers: list[tuple[_Pending, Result | Reply | MindgridError]] = []
         planned: list[Planned] = []
@@ -433,7 +364,7 @@ class LanceShard:
         self._forget_results()
         self._last_write_s = time.monotonic()
         if self._due():
-            self._start_maintenance()
+            self._groups.start_maintenance()
 
     def _earlier(
         self, request: Command | Request, known: Mapping[str, Result]
@@ -491,23 +422,15 @@ class LanceShard:
             self._last_trim = now
             self._journal.trim_transactions(horizon)
 
-    def _refuse(self, group: list[_Pending], error: MindgridError) -> None:
-        """Fail the group, all that waits behind it, and every later call: the disk decides now."""
-        self._fail(error)
-        for pending in group:
-            if not pending.done.done():
-                pending.done.set_exception(error)
+    def failed(self, error: MindgridError) -> None:
+        """See `Work.failed`."""
+        with self._store.lock:
+            self._store.failure = self._store.failure or error
+            self._store.lock.notify_all()
 
-    def _fail(self, error: MindgridError) -> None:
-        with self._queue_lock:
-            self._failure = self._failure or error
-            with self._store.lock:
-                self._store.failure = self._store.failure or error
-                self._store.lock.notify_all()
-            waiting = list(self._queue)
-            self._queue.clear()
-        for pending in waiting:
-            pending.done.set_exception(error)
+    def can_go_on(self) -> bool:
+        """See `Work.can_go_on`."""
+        return self._journal.is_usable
 
     def _due(self) -> bool:
         tail, now, after_s = len(self._store.tail_rows), time.monotonic(), self._config.seal_after_s
@@ -531,36 +454,8 @@ class LanceShard:
             self._erased_since_s = time.monotonic()
         return time.monotonic() - self._erased_since_s >= self._config.purge_after_s
 
-    def _start_maintenance(self) -> None:
-        with self._queue_lock:
-            if self._maintaining or self._failure is not None:
-                return
-            if time.monotonic() < self._maintain_from_s:
-                return
-            self._maintaining = True
-        self._workers.maintenance.submit(self._maintain)
-
-    def _maintain(self) -> None:
-        try:
-            while self._failure is None and self._maintain_once():
-                pass
-        except Unavailable as error:
-            if not self._journal.is_usable:
-                self._fail(error)
-                return
-            # Nothing was switched: the rows are safe in the journal, reads and writes go on.
-            log.warning("maintenance of shard %s is put off: %s", self._lock.folder, error)
-            self._maintain_from_s = time.monotonic() + _PAUSE_S
-        except MindgridError as error:
-            self._fail(error)
-        except Exception as error:
-            log.exception("maintenance of shard %s failed by a bug", self._lock.folder)
-            self._fail(Unavailable(self._name, f"maintenance failed: {error!r}"))
-        finally:
-            self._end_maintenance()
-
-    def _maintain_once(self) -> bool:
-        """Do the most urgent step that is due; False if none is."""
+    def maintain_once(self) -> bool:
+        """See `Work.maintain_once`."""
         if self._due():
             return self._seal()
         if self._purge_due():
@@ -577,11 +472,6 @@ class LanceShard:
         self._unsealed_bytes -= sealed_bytes
         self._last_seal_s = time.monotonic()
         return sealed
-
-    def _end_maintenance(self) -> None:
-        with self._queue_lock:
-            self._maintaining = False
-            self._queue_lock.notify_all()
 
 
 def _expires(request: Command | Request) -> bool:

@@ -33,6 +33,7 @@ _CODES: dict[type[errors.MindgridError], int] = {
     errors.InvalidRequest: 3,
     errors.NotFound: 5,
     errors.PreconditionFailed: 9,
+    errors.CursorMismatch: 9,
     errors.Unimplemented: 12,
     errors.Unauthenticated: 16,
     errors.PermissionDenied: 7,

@@ -21,7 +21,8 @@ from mindgrid.shards import faults
 from mindgrid.shards.config import History, ShardConfig
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import MindgridError, Unavailable
-from mindgrid.shards.shard import LanceShard, Workers
+from mindgrid.shards.groups import Workers
+from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.types import Delete, Draft, Query, Selection, Space, Stamp, Upsert, Want
 
 HOUR = 3_600_000_000

@@ -19,8 +19,9 @@ from mindgrid.shards.clock import Instant
 from mindgrid.shards.config import History, ShardConfig
 from mindgrid.shards.driver import Found, SemanticShard
 from mindgrid.shards.errors import MindgridError
+from mindgrid.shards.groups import Workers
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.shard import LanceShard, Workers
+from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.transactions import Prepare, Prepared, Reply, Request, Resolve, Resolved
 from mindgrid.shards.types import (
     Answer,

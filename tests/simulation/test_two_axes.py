@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from mindgrid.shards.clock import Instant
+from mindgrid.shards.groups import Workers
 from mindgrid.shards.memory import MemoryShard
-from mindgrid.shards.shard import LanceShard, Workers
+from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.types import (
     Command,
     Delete,

@@ -15,7 +15,8 @@ import numpy as np
 
 from mindgrid.shards.clock import Clock, Instant, SystemClock
 from mindgrid.shards.config import History, ShardConfig
-from mindgrid.shards.shard import LanceShard, Workers
+from mindgrid.shards.groups import Workers
+from mindgrid.shards.shard import LanceShard
 from mindgrid.shards.types import Delete, Draft, Space, Upsert, Upserted
 
 RECORDS = 20

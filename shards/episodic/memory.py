@@ -1,0 +1,170 @@
+"""The `memory` driver: a list of events, so plain that it is the oracle of every test."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from msgspec.structs import replace
+
+from mindgrid.shards.clock import Clock, Instant
+from mindgrid.shards.episodic.checks import check_log_repeat
+from mindgrid.shards.episodic.ids import KEY_BYTES, cursor_of, event_id
+from mindgrid.shards.episodic.rules import retention, stored
+from mindgrid.shards.episodic.types import (
+    Append,
+    Appended,
+    Event,
+    EventAction,
+    EventDraft,
+    EventPage,
+    EventRange,
+    ExpireEvents,
+    LogCommand,
+    LogConfig,
+    LogResult,
+    LogStatus,
+)
+from mindgrid.shards.errors import CursorMismatch, MindgridError
+from mindgrid.shards.types import Expired
+
+
+class MemoryLog:
+    """An `EpisodicLog` without a disk; what it holds is lost with it."""
+
+    def __init__(self, config: LogConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._lock = threading.Condition()
+        self._events: list[Event] = []
+        self._dedup: dict[str, int] = {}
+        self._last_cursor = 0
+        self._last_commit = Instant(0)
+        self._results: dict[str, tuple[LogResult, list[int]]] = {}
+
+    def submit(self, command: LogCommand) -> Future[LogResult]:
+        """See `EpisodicLog.submit`."""
+        done: Future[LogResult] = Future()
+        with self._lock:
+            try:
+                done.set_result(self._commit(command))
+            except MindgridError as error:
+                done.set_exception(error)
+            self._lock.notify_all()
+        return done
+
+    def read(self, range: EventRange, limit: int) -> EventPage:
+        """See `EpisodicLog.read`."""
+        assert limit > 0
+        with self._lock:
+            found = [event for event in self._events if _is_in(range, event)]
+            if range.reverse:
+                found.reverse()
+            return EventPage(tuple(found[:limit]), len(found) > limit, self._last_cursor)
+
+    def wait(self, beyond: int, wait_s: float) -> int:
+        """See `EpisodicLog.wait`."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._last_cursor > beyond, wait_s)
+            return self._last_cursor
+
+    def status(self) -> LogStatus:
+        """See `EpisodicLog.status`."""
+        with self._lock:
+            return LogStatus(len(self._events), self._last_cursor, 0, 0, 0, 0, self._last_commit)
+
+    def tend(self) -> None:
+        """Remove what the retention no longer keeps; hosts call this every few seconds."""
+        with self._lock:
+            now = self._clock.now()
+            for command in retention(self._config, now, self._last_cursor):
+                self._expire(command, now)
+
+    def close(self) -> None:
+        """See `EpisodicLog.close`."""
+
+    def _commit(self, command: LogCommand) -> LogResult:
+        if command.transaction_id in self._results:
+            return self._again(command)
+        at = Instant(max(self._clock.now(), self._last_commit))
+        cursors: list[int] = []
+        result: LogResult
+        if isinstance(command, Append):
+            fresh = [one for one in command.drafts if one.dedup_key not in self._dedup]
+            expected = command.expected_cursor
+            if fresh and expected is not None and expected != self._last_cursor:
+                raise CursorMismatch(expected, self._last_cursor)
+            cursors = [self._append(draft, at) for draft in command.drafts]
+            result = Appended(self._events_at(cursors, command, at), at)
+        else:
+            result = Expired(self._expire(command, at), at)
+        self._last_commit = at
+        if command.transaction_id:
+            self._results[command.transaction_id] = result, cursors
+        return result
+
+    def _again(self, command: LogCommand) -> LogResult:
+        first, cursors = self._results[command.transaction_id]
+        check_log_repeat(command, first)
+        if isinstance(command, Append):
+            at = first.committed_at
+            return Appended(self._events_at(cursors, command, at), at)
+        return first
+
+    def _events_at(self, cursors: list[int], command: Append, at: Instant) -> tuple[Event, ...]:
+        """Return the events as they are; one that was removed as its draft says that it was."""
+        there = {event.cursor: event for event in self._events}
+        return tuple(
+            there.get(cursor) or stored(draft, event_id(self._key, cursor), cursor, at)
+            for cursor, draft in zip(cursors, command.drafts, strict=True)
+        )
+
+    def _append(self, draft: EventDraft, at: Instant) -> int:
+        if draft.dedup_key in self._dedup:
+            return self._dedup[draft.dedup_key]
+        self._last_cursor += 1
+        cursor = self._last_cursor
+        self._tombstone([cursor_of(self._key, id) for id in draft.supersedes], at)
+        self._events.append(stored(draft, event_id(self._key, cursor), cursor, at))
+        if draft.dedup_key:
+            self._dedup[draft.dedup_key] = cursor
+        return cursor
+
+    def _tombstone(self, cursors: Sequence[int | None], at: Instant) -> None:
+        self._events = [
+            replace(event, deleted_at=at)
+            if event.cursor in cursors and event.deleted_at is None
+            else event
+            for event in self._events
+        ]
+
+    def _expire(self, command: ExpireEvents, at: Instant) -> int:
+        chosen = [
+            event.cursor
+            for event in self._events
+            if (not command.before_cursor or event.cursor < command.before_cursor)
+            and (command.before_time is None or event.timestamp < command.before_time)
+            and (command.action is EventAction.HARD_DELETE or event.deleted_at is None)
+        ][: command.max_rows]
+        if command.action is EventAction.SOFT_DELETE:
+            self._tombstone(chosen, at)
+        else:
+            self._events = [event for event in self._events if event.cursor not in chosen]
+            self._dedup = {key: at for key, at in self._dedup.items() if at not in chosen}
+        return len(chosen)
+
+
+def _is_in(range: EventRange, event: Event) -> bool:
+    return (
+        event.cursor > range.after_cursor
+        and (not range.before_cursor or event.cursor < range.before_cursor)
+        and (range.after_time is None or event.timestamp > range.after_time)
+        and (range.before_time is None or event.timestamp < range.before_time)
+        and range.session_id in ("", event.session_id)
+        and range.role in ("", event.role)
+        and range.type in ("", event.type)
+        and (range.include_deleted or event.deleted_at is None)
+    )
