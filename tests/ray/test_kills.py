@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-import tenacity
 from tests.support.servers import Json, KillableServer, Refused, eventually
 
 from mindgrid.cluster.spec import NamespaceKey, shard_folder
@@ -214,7 +213,8 @@ class Writers:
         for id, writes in self.records.items():
             if not writes.acknowledged and not writes.unanswered:
                 continue
-            hits = self._found(id)
+            found = self._server.call("Search", {"queryText": id, "filter": {"who": id}})
+            hits = found.get("hits", [])
             if not hits:
                 assert not writes.acknowledged, f"{id} is lost: {writes}"
                 continue
@@ -227,17 +227,6 @@ class Writers:
                 assert 0 < more <= len(writes.unanswered), f"{id}: {hit} after {writes}"
                 assert content in writes.unanswered, f"{id}: {hit} after {writes}"
         print(f"{sum(self.acknowledged)} writes; refused meanwhile: {len(self.refusals)}")
-
-    @tenacity.retry(
-        retry=tenacity.retry_if_exception_type((OSError, http.client.HTTPException, Refused)),
-        stop=tenacity.stop_after_attempt(4),
-        wait=tenacity.wait_fixed(2),
-        reraise=True,
-    )
-    def _found(self, id: str) -> list[Json]:
-        """Search for a record as a client does: again if a proxy mended a moment ago hangs up."""
-        body: Json = {"queryText": id, "filter": {"who": id}}
-        return list(self._server.call("Search", body).get("hits", []))
 
 
 def kill_all(server: KillableServer) -> None:

@@ -121,9 +121,11 @@ class KillableServer:
         psutil.wait_procs(list(family.values()), timeout=10)
 
     def kill(self, name: str) -> ProcessRecord:
-        """Kill -9 the process whose name holds this, and return what it was."""
+        """Kill -9 the process whose name holds this, and return what it was, once it is gone."""
         found = self.named(name)
         os.kill(found.pid, signal.SIGKILL)
+        # Else who looks for its successor may still find it.
+        eventually(lambda: not is_running(found.process))
         return found
 
     def named(self, name: str) -> ProcessRecord:
