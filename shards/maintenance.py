@@ -23,6 +23,7 @@ from mindgrid.shards.analysis import analyzer_of
 from mindgrid.shards.clock import NEVER, Clock, Instant
 from mindgrid.shards.config import KNOWN_S_MIN, ShardConfig
 from mindgrid.shards.files import digest_tree, sync, sync_tree
+from mindgrid.shards.folders import reading, writing
 from mindgrid.shards.ivf import IvfIndex
 from mindgrid.shards.journal import Journal
 from mindgrid.shards.manifest import IndexInfo, Manifest
@@ -34,10 +35,8 @@ from mindgrid.shards.segments import (
     SegmentInfo,
     StoredRow,
     changes_table,
-    reading,
     rows_batch,
     write_segment,
-    writing,
 )
 from mindgrid.shards.store import Store
 

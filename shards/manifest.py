@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -65,8 +66,22 @@ def decode(blob: bytes, journal: Path) -> Manifest:
     return manifest
 
 
+class Tiered(Protocol):
+    """What is merged: how many rows it has, and how often they were merged."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        ...
+
+    @property
+    def tier(self) -> int:
+        """0 as it was sealed, one more with each merge."""
+        ...
+
+
 def run_to_merge(
-    segments: Sequence[SegmentInfo], dead_rows: Sequence[int], fanout: int, dead_share: float
+    segments: Sequence[Tiered], dead_rows: Sequence[int], fanout: int, dead_share: float
 ) -> slice | None:
     """Return the neighbours that should become one segment, or None.
 

@@ -15,9 +15,7 @@ manifest does not name is deleted. Hard-deleted rows leave the disk with their f
 
 from __future__ import annotations
 
-import errno
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,8 +29,9 @@ from numpy.typing import NDArray
 from mindgrid.shards.analysis import Analyzer
 from mindgrid.shards.clock import NEVER
 from mindgrid.shards.commits import RowWrite
-from mindgrid.shards.errors import Corruption, MindgridError, Unavailable
-from mindgrid.shards.files import DISK_FULL, FileDigest, digest_tree, sync_tree
+from mindgrid.shards.errors import Corruption
+from mindgrid.shards.files import FileDigest, digest_tree, sync_tree
+from mindgrid.shards.folders import reading, writing
 from mindgrid.shards.postings import WORDS_FILE, WordBlock
 from mindgrid.shards.rows import RowColumns
 from mindgrid.shards.scores import squares
@@ -292,33 +291,6 @@ def vectors_of(batch: pa.RecordBatch) -> NDArray[np.float32]:
     column = batch.column("vector")
     flat: NDArray[np.float32] = column.flatten().to_numpy()
     return flat.reshape(len(column), -1)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Make the new folder; turn what Lance, Arrow or the disk raise in the block into Unavailable.
-
-    After an error the folder is gone again: on a full disk it would take what space is left.
-    """
-    try:
-        folder.mkdir()
-        yield
-    except (OSError, RuntimeError, pa.ArrowException) as error:
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        reason = DISK_FULL if full else f"writing failed: {error}"
-        shutil.rmtree(folder, ignore_errors=True)
-        raise Unavailable(f"storage {folder}", reason) from error
-
-
-@contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Turn what Lance and Arrow raise on unreadable bytes into Corruption."""
-    try:
-        yield
-    except MindgridError:
-        raise
-    except (OSError, RuntimeError, ValueError, msgspec.MsgspecError, pa.ArrowException) as error:
-        raise Corruption(str(folder), f"it cannot be read: {error}") from error
 
 
 @contextmanager

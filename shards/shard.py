@@ -24,7 +24,8 @@ from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import ShardConfig
 from mindgrid.shards.driver import Found, ShardStatus
 from mindgrid.shards.errors import Corruption, Exhausted, MindgridError, Unavailable
-from mindgrid.shards.files import create_folder, remove_orphans, verify
+from mindgrid.shards.files import create_folder, remove_orphans
+from mindgrid.shards.folders import check_folders
 from mindgrid.shards.groups import Groups, Pending, Workers
 from mindgrid.shards.journal import JOURNAL_NAME, Entry, Journal, Transaction
 from mindgrid.shards.lock import FolderLock
@@ -497,33 +498,13 @@ def _told(result: Result | Reply) -> Result:
 
 
 def _check_named(journal: Journal) -> None:
-    """Raise Corruption unless every byte that the manifest names is there, and nothing else is due.
-
-    A log that was cut short may have held a newer manifest. Then what looks like an orphan is
-    sealed data, perhaps all there is, and deleting it would make a lost file a lost shard.
-    """
-    folder, current = journal.folder, _manifest_in(journal)
-    for name, files in current.folders:
-        verify(folder / name, files)
-    unnamed = _unnamed(folder, current)
-    if journal.lost_transactions and unnamed:
-        problem = (
-            f"it was cut short by {journal.lost_transactions} acknowledged transactions, one of "
-            f"which may have named {', '.join(unnamed)} (delete these to go on without them)"
-        )
-        raise Corruption(str(folder / f"{JOURNAL_NAME}-wal"), problem)
+    check_folders(journal, _manifest_in(journal).folders)
 
 
 def _manifest_in(journal: Journal) -> Manifest:
     if journal.manifest is None:
         return Manifest()
     return manifest.decode(journal.manifest, journal.folder / JOURNAL_NAME)
-
-
-def _unnamed(folder: Path, current: Manifest) -> list[str]:
-    """Return the folders in a shard's folder that its manifest does not name."""
-    named = {name for name, _ in current.folders}
-    return sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name not in named)
 
 
 def _unknown_outcome(name: str, error: BaseException) -> MindgridError:

@@ -63,9 +63,9 @@ class ValuesFile:
 class _Batch:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.rows = batch.num_rows
-        self.metadata = _Bytes(batch.column("metadata"), "i")
-        self._content = _Bytes(batch.column("content"), "q")
-        self._source = _Bytes(batch.column("source"), "i")
+        self.metadata = BytesColumn(batch.column("metadata"), "i")
+        self._content = BytesColumn(batch.column("content"), "q")
+        self._source = BytesColumn(batch.column("source"), "i")
         supersedes = batch.column("supersedes")
         # Few batches have any.
         self._supersedes = supersedes if len(supersedes.values) else None
@@ -79,10 +79,11 @@ class _Batch:
         )
 
 
-class _Bytes:
+class BytesColumn:
     """A column of strings or bytes: row i is data[ends[i]:ends[i + 1]]."""
 
     def __init__(self, column: pa.Array, offset_type: Literal["i", "q"]) -> None:
+        """Take a column without nulls; its offsets are int32 ("i"), or of a large type int64."""
         _, ends, data = column.buffers()
         # A slice of an array, which these are not, would begin elsewhere in its buffers.
         assert column.offset == 0
@@ -90,6 +91,7 @@ class _Bytes:
         self._data = memoryview(data if data is not None else b"")
 
     def read(self, row: int) -> memoryview:
+        """Return one row's bytes, without a copy."""
         return self._data[self._ends[row] : self._ends[row + 1]]
 
 

@@ -15,16 +15,14 @@ from mindgrid.shards.checks import (
 )
 from mindgrid.shards.episodic.types import (
     Append,
-    Appended,
     EventAction,
     EventDraft,
     EventRange,
     ExpireEvents,
     LogCommand,
-    LogResult,
 )
 from mindgrid.shards.errors import InvalidRequest
-from mindgrid.shards.types import ID_BYTES_MAX, Expired
+from mindgrid.shards.types import ID_BYTES_MAX
 
 BATCH_EVENTS_MAX = 1_000
 CURSOR_MAX = 2**64 - 1
@@ -54,13 +52,13 @@ def check_log_command(command: LogCommand, batch: bool = False) -> None:
             raise InvalidRequest(f"events[{index}].{error.field}", error.problem) from None
 
 
-def check_log_repeat(command: LogCommand, first: LogResult) -> None:
-    """Refuse a transaction id that comes back with a command its first result cannot answer."""
-    if isinstance(command, Append):
-        fits = isinstance(first, Appended) and len(first.events) == len(command.drafts)
-    else:
-        fits = isinstance(first, Expired)
-    if not fits:
+def check_log_repeat(command: LogCommand, events: int | None) -> None:
+    """Refuse a transaction id that comes back with a command its first result cannot answer.
+
+    `events` is how many that had, None for an `ExpireEvents`.
+    """
+    wanted = len(command.drafts) if isinstance(command, Append) else None
+    if events != wanted:
         problem = f"{command.transaction_id!r} was used for another request; choose a new one"
         raise InvalidRequest("transaction_id", problem)
 

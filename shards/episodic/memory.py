@@ -43,6 +43,8 @@ class MemoryLog:
         self._dedup: dict[str, int] = {}
         self._last_cursor = 0
         self._last_commit = Instant(0)
+        """When anything last changed: no later commit has an earlier time."""
+        self._changed = False
         self._results: dict[str, tuple[LogResult, list[int]]] = {}
 
     def submit(self, command: LogCommand) -> Future[LogResult]:
@@ -79,9 +81,8 @@ class MemoryLog:
     def tend(self) -> None:
         """Remove what the retention no longer keeps; hosts call this every few seconds."""
         with self._lock:
-            now = self._clock.now()
-            for command in retention(self._config, now, self._last_cursor):
-                self._expire(command, now)
+            for command in retention(self._config, self._clock.now(), self._last_cursor):
+                self._commit(command)
 
     def close(self) -> None:
         """See `EpisodicLog.close`."""
@@ -90,6 +91,7 @@ class MemoryLog:
         if command.transaction_id in self._results:
             return self._again(command)
         at = Instant(max(self._clock.now(), self._last_commit))
+        self._changed = False
         cursors: list[int] = []
         result: LogResult
         if isinstance(command, Append):
@@ -101,14 +103,15 @@ class MemoryLog:
             result = Appended(self._events_at(cursors, command, at), at)
         else:
             result = Expired(self._expire(command, at), at)
-        self._last_commit = at
+        if command.transaction_id or self._changed:
+            self._last_commit = at
         if command.transaction_id:
             self._results[command.transaction_id] = result, cursors
         return result
 
     def _again(self, command: LogCommand) -> LogResult:
         first, cursors = self._results[command.transaction_id]
-        check_log_repeat(command, first)
+        check_log_repeat(command, len(cursors) if isinstance(first, Appended) else None)
         if isinstance(command, Append):
             at = first.committed_at
             return Appended(self._events_at(cursors, command, at), at)
@@ -117,14 +120,16 @@ class MemoryLog:
     def _events_at(self, cursors: list[int], command: Append, at: Instant) -> tuple[Event, ...]:
         """Return the events as they are; one that was removed as its draft says that it was."""
         there = {event.cursor: event for event in self._events}
-        return tuple(
-            there.get(cursor) or stored(draft, event_id(self._key, cursor), cursor, at)
-            for cursor, draft in zip(cursors, command.drafts, strict=True)
-        )
+        for cursor, draft in zip(cursors, command.drafts, strict=True):
+            # Of two drafts under one key the first was written.
+            if cursor not in there:
+                there[cursor] = stored(draft, event_id(self._key, cursor), cursor, at)
+        return tuple(there[cursor] for cursor in cursors)
 
     def _append(self, draft: EventDraft, at: Instant) -> int:
         if draft.dedup_key in self._dedup:
             return self._dedup[draft.dedup_key]
+        self._changed = True
         self._last_cursor += 1
         cursor = self._last_cursor
         self._tombstone([cursor_of(self._key, id) for id in draft.supersedes], at)
@@ -154,6 +159,7 @@ class MemoryLog:
         else:
             self._events = [event for event in self._events if event.cursor not in chosen]
             self._dedup = {key: at for key, at in self._dedup.items() if at not in chosen}
+        self._changed = bool(chosen)
         return len(chosen)
 
 
