@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,10 +19,11 @@ from mindgrid.cluster.process import Process
 from mindgrid.cluster.spec import (
     Bounds,
     GridSpec,
+    LogSpec,
     NamespaceSpec,
     generation_folder,
 )
-from mindgrid.cluster.table import Holding, Seat, Table
+from mindgrid.cluster.table import Holding, LogHolding, Seat, Table
 from mindgrid.shards.clock import Clock, Instant
 from mindgrid.shards.config import Driver
 from mindgrid.shards.errors import ConfigError, Corruption, Unavailable
@@ -37,6 +38,15 @@ class Namespace(msgspec.Struct, frozen=True):
     """A namespace that was configured once. One that no longer is keeps its data, unserved."""
 
     spec: NamespaceSpec
+    generation: int
+    created_at: Instant
+    configured: bool
+
+
+class Log(msgspec.Struct, frozen=True):
+    """An episodic namespace that was configured once; one that no longer is keeps its events."""
+
+    spec: LogSpec
     generation: int
     created_at: Instant
     configured: bool
@@ -63,6 +73,7 @@ class _State(msgspec.Struct, frozen=True):
     hosts_wanted: int
     namespaces: tuple[Namespace, ...]
     hosts: tuple[HostEntry, ...]
+    logs: tuple[Log, ...] = ()
 
 
 _EMPTY = _State(FORMAT, 0, 0, Bounds(), 0, (), ())
@@ -138,6 +149,9 @@ class Catalog:
                 for namespace in self._state.namespaces
                 if namespace.configured
             ),
+            tuple(
+                LogHolding(log.spec, log.generation) for log in self._state.logs if log.configured
+            ),
         )
 
     def configure(self, spec: GridSpec) -> bool:
@@ -162,6 +176,7 @@ class Catalog:
                 msgspec.structs.replace(namespace, configured=key in configured)
                 for key, namespace in known.items()
             ),
+            logs=self._logs(spec.logs),
         )
         if state == self._state:
             return False
@@ -215,7 +230,22 @@ class Catalog:
         generation = before.generation if same else before.generation + 1
         return msgspec.structs.replace(before, spec=wanted, generation=generation, configured=True)
 
-    def _is_stored(self, namespace: Namespace) -> bool:
+    def _logs(self, wanted: Sequence[LogSpec]) -> tuple[Log, ...]:
+        known = {log.spec.key: log for log in self._state.logs}
+        for spec in wanted:
+            before = known.get(spec.key)
+            if before is None:
+                known[spec.key] = Log(spec, 1, self._clock.now(), configured=True)
+                continue
+            if self._is_stored(before):
+                _check_driver(before.spec, spec)
+            known[spec.key] = msgspec.structs.replace(before, spec=spec, configured=True)
+        configured = {spec.key for spec in wanted}
+        return tuple(
+            msgspec.structs.replace(log, configured=key in configured) for key, log in known.items()
+        )
+
+    def _is_stored(self, namespace: Namespace | Log) -> bool:
         folder = generation_folder(self.storage, namespace.spec.key, namespace.generation)
         return folder.exists()
 
@@ -277,9 +307,13 @@ def _check_fits(stored: NamespaceSpec, wanted: NamespaceSpec) -> None:
             f"shards is {wanted.shards}, but its records are stored in {stored.shards}; write "
             f"{stored.shards} again, or change them with `mindgrid reshard {stored.key}` {_LATER}",
         )
+    _check_driver(stored, wanted)
+
+
+def _check_driver(stored: NamespaceSpec | LogSpec, wanted: NamespaceSpec | LogSpec) -> None:
     if stored.driver is not wanted.driver:
         raise ConfigError(
-            where,
+            f"namespace {stored.key}",
             f"its backend's driver is {wanted.driver.value!r}, but its records are stored by "
             f"{stored.driver.value!r}; choose that driver, or another namespace",
         )

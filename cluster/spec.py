@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from mindgrid.cluster.embedders.protocol import EmbedderOptions
 from mindgrid.shards.config import Driver, ShardConfig
+from mindgrid.shards.episodic.types import LogConfig
 
-SEMANTIC = "semantic"
+SEMANTIC, EPISODIC = "semantic", "episodic"
 
 
 class NamespaceKey(NamedTuple):
@@ -36,6 +37,15 @@ class NamespaceSpec:
     shards: int = 1
     cache_size: int = 4_096
     embedder: EmbedderOptions = field(default_factory=EmbedderOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpec:
+    """One episodic namespace as the configuration describes it: one log, in one shard."""
+
+    key: NamespaceKey
+    config: LogConfig = field(default_factory=LogConfig)
+    driver: Driver = Driver.LANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +85,7 @@ class GridSpec:
     namespaces: tuple[NamespaceSpec, ...]
     hosts: int = 0
     bounds: Bounds = field(default_factory=Bounds)
+    logs: tuple[LogSpec, ...] = ()
 
 
 def shard_folder(storage: Path, key: NamespaceKey, generation: int, shard: int) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mindgrid.cluster.placement import host_of, shard_of
-from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec
+from mindgrid.cluster.spec import Bounds, LogSpec, NamespaceKey, NamespaceSpec
 from mindgrid.shards.errors import NotFound, Unavailable
 
 
@@ -26,6 +26,14 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class LogHolding:
+    """An episodic namespace and its generation that is live."""
+
+    spec: LogSpec
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Table:
     """One version of the routing table, as the coordinator hands it out.
 
@@ -36,6 +44,16 @@ class Table:
     bounds: Bounds
     seats: tuple[Seat, ...]
     holdings: tuple[Holding, ...]
+    logs: tuple[LogHolding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogRoute:
+    """Where one log lives."""
+
+    spec: LogSpec
+    generation: int
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,7 @@ class Routes:
         self.bounds = table.bounds
         self.epochs = {seat.host: seat.epoch for seat in table.seats}
         self._holdings = {holding.spec.key: holding for holding in table.holdings}
+        self._logs = {holding.spec.key: holding for holding in table.logs}
         self._known: dict[NamespaceKey, Route] = {}
 
     def route(self, key: NamespaceKey) -> Route:
@@ -75,6 +94,15 @@ class Routes:
             raise Unavailable(f"namespace {key}", "the cluster has no host yet")
         route = self._known[key] = route_of(holding, tuple(self.epochs))
         return route
+
+    def log(self, key: NamespaceKey) -> LogRoute:
+        """Return where the log lives; raises NotFound if there is none."""
+        holding = self._logs.get(key)
+        if holding is None:
+            raise NotFound("namespace", str(key))
+        if not self.epochs:
+            raise Unavailable(f"namespace {key}", "the cluster has no host yet")
+        return LogRoute(holding.spec, holding.generation, host_of(key, 0, tuple(self.epochs)))
 
 
 def route_of(holding: Holding, hosts: tuple[str, ...]) -> Route:

@@ -27,9 +27,18 @@ from mindgrid.cluster.embedders.protocol import (
     Embedding,
 )
 from mindgrid.cluster.settings.quantities import byte_count, seconds
-from mindgrid.cluster.spec import SEMANTIC, Bounds, GridSpec, NamespaceKey, NamespaceSpec
+from mindgrid.cluster.spec import (
+    EPISODIC,
+    SEMANTIC,
+    Bounds,
+    GridSpec,
+    LogSpec,
+    NamespaceKey,
+    NamespaceSpec,
+)
 from mindgrid.shards.analysis import LANGUAGES, SIMPLE
 from mindgrid.shards.config import Driver, History, ShardConfig
+from mindgrid.shards.episodic.types import LogConfig
 from mindgrid.shards.types import Space
 
 T = TypeVar("T")
@@ -260,6 +269,21 @@ class Embedder(Section):
     options: Options = Field(default=Options(), description="How the model is reached.")
 
 
+class Retention(Section):
+    """What an episodic namespace keeps. Past either bound the oldest events are removed."""
+
+    age: Annotated[Duration, Field(gt=0)] | None = Field(
+        default=None,
+        description="Events older than this are removed; left out: none.",
+        examples=["30d"],
+    )
+    events: Annotated[Whole, Field(ge=1)] | None = Field(
+        default=None,
+        description="All but the newest so many events are removed; left out: none.",
+        examples=["1000000"],
+    )
+
+
 class Namespace(Section):
     """One named memory."""
 
@@ -289,6 +313,11 @@ class Namespace(Section):
         description="How far back `known_at` reaches: none, forever, or {age, rows_max}, "
         "where the nearer bound counts.",
         examples=["{age: 7d}"],
+    )
+    retention: Retention = Field(
+        default=Retention(),
+        description="What an episodic namespace keeps.",
+        examples=["{age: 30d}"],
     )
     recall: Annotated[float, BeforeValidator(_no_bool), Field(gt=0.5, le=1.0)] = Field(
         default=0.95,
@@ -494,12 +523,13 @@ class Settings(BaseSettings):
         return env_settings, init_settings
 
     def grid_spec(self) -> GridSpec:
-        """Return what the cluster is told; only semantic namespaces have shards so far."""
+        """Return what the cluster is told; namespaces of block memory are not built yet."""
         return GridSpec(
             storage=Path(self.storage.path).absolute(),
             namespaces=tuple(self._namespace_specs()),
             hosts=self.cluster.hosts,
             bounds=_filled(Bounds, self.cluster),
+            logs=tuple(self._log_specs()),
         )
 
     def embeddings(self) -> dict[NamespaceKey, Embedding]:
@@ -513,8 +543,27 @@ class Settings(BaseSettings):
             if space.embedder is not None
         }
 
-    def _namespace_specs(self) -> Iterator[NamespaceSpec]:
+    def _log_specs(self) -> Iterator[LogSpec]:
+        for space in self.namespaces:
+            if space.block == EPISODIC:
+                config = LogConfig(
+                    seal_events=self.engine.seal_rows,
+                    seal_after_s=self.engine.seal_after,
+                    merge_fanout=self.engine.merge_fanout,
+                    retention_age_s=space.retention.age,
+                    retention_events=space.retention.events,
+                    purge_after_s=self.engine.purge_after,
+                    group_events_max=self.engine.group_rows_max,
+                    transactions_kept_s=self.engine.transactions_kept,
+                    journal_bytes_max=self.engine.journal_bytes_max,
+                )
+                yield LogSpec(NamespaceKey(space.block, space.name), config, self._driver(space))
+
+    def _driver(self, space: Namespace) -> Driver:
         drivers = {backend.name: Driver(backend.driver) for backend in self.backends}
+        return drivers[space.backend or self.backends[0].name]
+
+    def _namespace_specs(self) -> Iterator[NamespaceSpec]:
         embeddings = self.embeddings()
         for space in self.namespaces:
             key = NamespaceKey(space.block, space.name)
@@ -533,7 +582,7 @@ class Settings(BaseSettings):
             yield NamespaceSpec(
                 key=key,
                 config=config,
-                driver=drivers[space.backend or self.backends[0].name],
+                driver=self._driver(space),
                 shards=space.shards,
                 cache_size=embeddings[key].cache_size,
                 embedder=embeddings[key].spec.options,

@@ -11,11 +11,12 @@ from mindgrid.cluster.embedders import registry
 from mindgrid.cluster.settings.model import (
     Embedder,
     Namespace,
+    Retention,
     Settings,
     embedder_spec,
 )
 from mindgrid.cluster.settings.yaml_lines import KeyPath
-from mindgrid.cluster.spec import SEMANTIC
+from mindgrid.cluster.spec import EPISODIC, SEMANTIC
 
 Problem = tuple[KeyPath, str]
 """Where, and a sentence that starts with what is wrong there."""
@@ -106,7 +107,9 @@ def _namespace(space: Namespace, backends: list[str]) -> Iterator[Problem]:
             ("backend",),
             f"{space.backend!r} is not described under backends; it has: {', '.join(backends)}",
         )
-    if space.block == "episodic" and space.shards > 1:
+    if space.block != EPISODIC and space.retention != Retention():
+        yield ("retention",), f"must be left out; only an {EPISODIC} namespace has events to keep"
+    if space.block == EPISODIC and space.shards > 1:
         yield (
             ("shards",),
             f"is {space.shards}, but an episodic namespace is one log in one order; write 1",

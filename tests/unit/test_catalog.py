@@ -9,9 +9,17 @@ import pytest
 
 from mindgrid.cluster.catalog import Catalog, HostEntry
 from mindgrid.cluster.process import Process
-from mindgrid.cluster.spec import GridSpec, NamespaceKey, NamespaceSpec, generation_folder
+from mindgrid.cluster.spec import (
+    GridSpec,
+    LogSpec,
+    NamespaceKey,
+    NamespaceSpec,
+    generation_folder,
+)
+from mindgrid.cluster.table import LogHolding
 from mindgrid.shards.clock import SystemClock
 from mindgrid.shards.config import Driver, ShardConfig
+from mindgrid.shards.episodic.types import LogConfig
 from mindgrid.shards.errors import ConfigError, Corruption, StorageLocked, Unavailable
 from mindgrid.shards.types import Space
 
@@ -47,6 +55,29 @@ def test_what_was_configured_is_there_after_a_restart(tmp_path: Path) -> None:
     assert [namespace.spec for namespace in second.namespaces] == [NOTES]
     assert second.hosts == (HostEntry("host-0", "", epoch, (process,)),)
     assert second.table().holdings[0].generation == 1
+
+
+EVENTS = LogSpec(NamespaceKey("episodic", "events"), LogConfig(retention_events=5))
+
+
+def test_a_log_is_there_after_a_restart_and_may_be_tuned(tmp_path: Path) -> None:
+    first = catalog_of(tmp_path)
+    assert first.configure(GridSpec(tmp_path, (NOTES,), logs=(EVENTS,)))
+    generation_folder(tmp_path, EVENTS.key, 1).mkdir(parents=True)
+    first.close()
+    second = catalog_of(tmp_path)
+    assert second.table().logs == (LogHolding(EVENTS, 1),)
+    assert not second.configure(GridSpec(tmp_path, (NOTES,), logs=(EVENTS,)))
+    tuned = replace(EVENTS, config=LogConfig())
+    assert second.configure(GridSpec(tmp_path, (NOTES,), logs=(tuned,)))
+    assert second.table().logs == (LogHolding(tuned, 1),)
+    with pytest.raises(ConfigError, match=r"episodic/events.*choose that driver"):
+        second.configure(GridSpec(tmp_path, (), logs=(replace(EVENTS, driver=Driver.MEMORY),)))
+    # Left out, it is not served; its events stay, and with them where they are.
+    assert second.configure(GridSpec(tmp_path, ()))
+    assert second.table().logs == ()
+    assert second.configure(GridSpec(tmp_path, (), logs=(EVENTS,)))
+    assert second.table().logs == (LogHolding(EVENTS, 1),)
 
 
 def test_each_start_raises_the_version_durably(tmp_path: Path) -> None:

@@ -298,6 +298,18 @@ def test_an_episodic_namespace_is_one_log_without_embedder(files: Files) -> None
     assert "embeds nothing" in files.refusal(SMALL + log)[1]
 
 
+def test_a_log_keeps_what_its_retention_says(files: Files) -> None:
+    text = SMALL + "  - {block: episodic, name: log, retention: {age: 30d, events: 1000}}\n"
+    (log,) = files.load(text).grid_spec().logs
+    assert (log.config.retention_age_s, log.config.retention_events) == (30 * 86_400.0, 1000)
+    (log,) = files.load(SMALL + "  - {block: episodic, name: log}\n").grid_spec().logs
+    assert (log.config.retention_age_s, log.config.retention_events) == (None, None)
+    assert "only an episodic" in files.refusal(semantic("retention: {age: 30d}"))[1]
+    for bad in ("{age: 0s}", "{events: 0}", "{rows: 3}", "none"):
+        text = SMALL + f"  - {{block: episodic, name: log, retention: {bad}}}\n"
+        assert files.refusal(text)[0] == 7
+
+
 def test_a_semantic_namespace_needs_an_embedder(files: Files) -> None:
     line, problem = files.refusal(SMALL + "  - {block: semantic, name: b}\n")
     assert line == 7
