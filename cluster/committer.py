@@ -246,7 +246,7 @@ class Committer:
         try:
             async with asyncio.timeout(_STEP_S):
                 while True:
-                    (outcome,) = port.decode_written(await self._way(host).transact(call))
+                    (outcome,) = port.decode_steps(await self._way(host).transact(call))
                     if not isinstance(outcome, Opening):
                         break
                     await self._way(host).warm(port.encode(WarmCall(epoch, [key])))

@@ -32,7 +32,7 @@ from mindgrid.cluster.catalog import Catalog, HostEntry
 from mindgrid.cluster.client import Grid
 from mindgrid.cluster.committer import Committer
 from mindgrid.cluster.gate import HostAway
-from mindgrid.cluster.host import Opener, open_shard
+from mindgrid.cluster.openers import Opener, open_shard
 from mindgrid.cluster.port import Doubt
 from mindgrid.cluster.process import Process, end, this_process, watch_parent
 from mindgrid.cluster.remote import (

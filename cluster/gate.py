@@ -12,6 +12,7 @@ from mindgrid.cluster.port import Done, Failed, Opening, Port, SearchItem
 from mindgrid.cluster.spec import Bounds, NamespaceKey
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
+from mindgrid.shards.episodic.types import Append, EventPage, LogResult
 from mindgrid.shards.errors import MindgridError, Unavailable
 from mindgrid.shards.transactions import Reply
 from mindgrid.shards.types import Answer, Query, Result, Scanned, Stamp, Upsert, Want
@@ -33,6 +34,7 @@ class Part(NamedTuple):
 
 
 Work = tuple[Part, Query]
+Written = Result | Reply | LogResult | Opening
 
 
 class Gate:
@@ -65,9 +67,10 @@ class Gate:
         self.scans: Lane[port.ScanItem, Scanned | Opening] = Lane(
             f"{host} scan", self._scan, LaneBounds(1, bounds.batch_queries, waiting)
         )
-        self.writes: Lane[port.Write, Result | Reply | Opening] = Lane(
-            f"{host} write", self._commit, write
+        self.events: Lane[port.EventsItem, EventPage | Opening] = Lane(
+            f"{host} events", self._events, LaneBounds(4, bounds.batch_queries, waiting)
         )
+        self.writes: Lane[port.Write, Written] = Lane(f"{host} write", self._commit, write)
 
     def lane_for(self, query: Query) -> Lane[Work, Answer | Opening]:
         """Return the lane of a query, judged before anything is sent."""
@@ -77,6 +80,11 @@ class Gate:
     async def warm(self, shards: list[port.ShardKey], settled: Instant | None = None) -> None:
         """Wait until these shards are open or failed, and for a while until they are settled."""
         await self._call(self._port.warm, port.encode(port.WarmCall(self.epoch, shards, settled)))
+
+    async def follow(self, call: port.FollowCall) -> port.FollowAnswer:
+        """Wait for news of what a follower follows."""
+        answer = await self._call(self._port.follow, port.encode(call))
+        return port.decode_followed(answer)
 
     async def health(self) -> port.HostHealth:
         """Return the host's process, clock and epoch."""
@@ -88,7 +96,7 @@ class Gate:
 
     async def close(self) -> None:
         """Give up all that waits."""
-        for lane in (self.quick, self.heavy, self.reads, self.scans, self.writes):
+        for lane in (self.quick, self.heavy, self.reads, self.scans, self.events, self.writes):
             await lane.close()
 
     async def _search(
@@ -121,9 +129,13 @@ class Gate:
         call = port.encode(port.ScanCall(self.epoch, batch))
         return _results(port.decode_scanned(await self._call(self._port.scan, call)))
 
-    async def _commit(
-        self, batch: list[port.Write]
-    ) -> Sequence[Result | Reply | Opening | MindgridError]:
+    async def _events(
+        self, batch: list[port.EventsItem]
+    ) -> Sequence[EventPage | Opening | MindgridError]:
+        call = port.encode(port.EventsCall(self.epoch, batch))
+        return _results(port.decode_read(await self._call(self._port.events, call)))
+
+    async def _commit(self, batch: list[port.Write]) -> Sequence[Written | MindgridError]:
         call = port.encode(port.CommitCall(self.epoch, batch))
         return _results(port.decode_written(await self._call(self._port.commit, call)))
 
@@ -151,6 +163,8 @@ def _results(
 
 def write_bytes(write: port.Write) -> int:
     """Return roughly how many bytes a command is on its way."""
+    if isinstance(write.request, Append):
+        return sum(_COMMAND_BYTES + len(draft.payload) for draft in write.request.drafts)
     if not isinstance(write.request, Upsert):
         return _COMMAND_BYTES
     return sum(

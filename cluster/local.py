@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from mindgrid.cluster import port
 from mindgrid.cluster.catalog import Catalog, HostEntry
 from mindgrid.cluster.committer import Committer
-from mindgrid.cluster.host import THREADS, Host, Opener, open_shard
+from mindgrid.cluster.host import THREADS, Host
+from mindgrid.cluster.openers import Opener, open_shard
 from mindgrid.cluster.port import Port
 from mindgrid.cluster.spec import GridSpec
 from mindgrid.cluster.table import Routes, Table
@@ -110,6 +111,14 @@ class LocalHost:
         """See `Port.scan`."""
         return await self._run("scan", self._host.scan, call)
 
+    async def events(self, call: bytes) -> bytes:
+        """See `Port.events`."""
+        return await self._run("events", self._host.events, call)
+
+    async def follow(self, call: bytes) -> bytes:
+        """See `Port.follow`."""
+        return await self._run("follow", self._host.follow, call)
+
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
         return await self._run("commit", self._host.commit, call)
@@ -165,6 +174,12 @@ class _Way:
 
     async def scan(self, call: bytes) -> bytes:
         return await self._host().scan(call)
+
+    async def events(self, call: bytes) -> bytes:
+        return await self._host().events(call)
+
+    async def follow(self, call: bytes) -> bytes:
+        return await self._host().follow(call)
 
     async def commit(self, call: bytes) -> bytes:
         return await self._host().commit(call)

@@ -18,6 +18,13 @@ from mindgrid.cluster.table import Table
 from mindgrid.shards import encoding
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found, ShardStatus
+from mindgrid.shards.episodic.types import (
+    EventPage,
+    EventRange,
+    LogCommand,
+    LogResult,
+    LogStatus,
+)
 from mindgrid.shards.errors import MindgridError, pack, unpack
 from mindgrid.shards.transactions import Reply, Request
 from mindgrid.shards.types import (
@@ -53,6 +60,14 @@ class Port(Protocol):
 
     async def scan(self, call: bytes) -> bytes:
         """Answer a ScanCall by a list of outcomes, one an item."""
+        ...
+
+    async def events(self, call: bytes) -> bytes:
+        """Answer an EventsCall by a list of outcomes, one an item."""
+        ...
+
+    async def follow(self, call: bytes) -> bytes:
+        """Answer a FollowCall by a FollowAnswer, once there is news or the wait is over."""
         ...
 
     async def commit(self, call: bytes) -> bytes:
@@ -204,11 +219,50 @@ class ScanCall(_Message, frozen=True):
     items: list[ScanItem]
 
 
+class EventsItem(_Message, frozen=True):
+    """The first events of a range of one log, `limit` at most."""
+
+    namespace: NamespaceKey
+    generation: int
+    range: EventRange
+    limit: int
+
+
+class EventsCall(_Message, frozen=True):
+    """Ranges for one host."""
+
+    epoch: int
+    items: list[EventsItem]
+
+
+class FollowItem(_Message, frozen=True):
+    """A log, and the cursor of the newest event that the follower has of it."""
+
+    namespace: NamespaceKey
+    generation: int
+    after_cursor: int
+
+
+class FollowCall(_Message, frozen=True):
+    """What has changed in the logs that a follower has at this host, since its last call.
+
+    A follower is whoever chose the name `follower`. A `begins` forgets what it said before. The
+    host answers an earlier call of the same follower at once.
+    """
+
+    epoch: int
+    follower: str
+    begins: bool
+    moved: list[FollowItem]
+    left: list[NamespaceKey]
+    wait_s: float
+
+
 class Write(_Message, frozen=True):
-    """A command, or a step of a commit over several shards, for one shard."""
+    """A command, or a step of a commit over several shards, for one shard or log."""
 
     shard: ShardKey
-    request: Command | Request
+    request: Command | Request | LogCommand
 
 
 class CommitCall(_Message, frozen=True):
@@ -278,21 +332,45 @@ class ShardReport(_Message, frozen=True):
     failure: str
 
 
+class LogReport(_Message, frozen=True):
+    """The state of one log, as a `ShardReport` tells that of a shard."""
+
+    log: NamespaceKey
+    status: LogStatus | None
+    failure: str
+
+
 class HostStatus(_Message, frozen=True):
     """What a host holds; shards that nobody asked for yet are not open and not listed."""
 
     health: HostHealth
     rss_bytes: int
     shards: list[ShardReport]
+    logs: list[LogReport]
 
 
 AnswerOutcome = Done[Answer] | Failed | Opening
 FoundOutcome = Done[Found] | Failed | Opening
 ScannedOutcome = Done[Scanned] | Failed | Opening
-
-
-WriteOutcome = Done[Result | Reply] | Failed | Opening
+EventsOutcome = Done[EventPage] | Failed | Opening
+StepOutcome = Done[Result | Reply] | Failed | Opening
+"""Of a step of a commit over several shards, or of a command that such a commit became."""
+WriteOutcome = Done[Result | Reply | LogResult] | Failed | Opening
 WarmOutcome = Done[None] | Failed
+
+
+class News(_Message, frozen=True):
+    """Events that a follower does not have, or why none can come."""
+
+    namespace: NamespaceKey
+    outcome: Done[EventPage] | Failed
+
+
+class FollowAnswer(_Message, frozen=True):
+    """News of some logs. If the follower is not `known`, it must begin anew."""
+
+    known: bool
+    news: list[News]
 
 
 def failed(error: MindgridError) -> Failed:
@@ -315,5 +393,10 @@ decode_answers = encoding.decoder(list[AnswerOutcome]).decode
 decode_scan = encoding.decoder(ScanCall).decode
 decode_scanned = encoding.decoder(list[ScannedOutcome]).decode
 decode_found = encoding.decoder(list[FoundOutcome]).decode
+decode_events = encoding.decoder(EventsCall).decode
+decode_read = encoding.decoder(list[EventsOutcome]).decode
+decode_follow = encoding.decoder(FollowCall).decode
+decode_followed = encoding.decoder(FollowAnswer).decode
 decode_written = encoding.decoder(list[WriteOutcome]).decode
+decode_steps = encoding.decoder(list[StepOutcome]).decode
 decode_warmed = encoding.decoder(list[WarmOutcome]).decode

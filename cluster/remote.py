@@ -21,7 +21,8 @@ from typing import Any, TypeVar
 import ray
 import ray.exceptions
 
-from mindgrid.cluster.host import THREADS, Host, Opener, open_shard
+from mindgrid.cluster.host import THREADS, Host
+from mindgrid.cluster.openers import Opener, open_shard
 from mindgrid.cluster.process import watch_parent
 from mindgrid.shards.errors import MindgridError, Unavailable
 
@@ -38,6 +39,8 @@ _GROUP_OF = {
     "get": "get",
     "warm": "warm",
     "scan": "scan",
+    "events": "events",
+    "follow": "follow",
     "commit": "commit",
     "transact": "transact",
     "appoint": "control",
@@ -75,6 +78,14 @@ class HostActor:
     def scan(self, call: bytes) -> bytes:
         """See `Port.scan`."""
         return self._host.scan(call)
+
+    def events(self, call: bytes) -> bytes:
+        """See `Port.events`."""
+        return self._host.events(call)
+
+    def follow(self, call: bytes) -> bytes:
+        """See `Port.follow`."""
+        return self._host.follow(call)
 
     def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""
@@ -187,6 +198,14 @@ class RemotePort:
     async def scan(self, call: bytes) -> bytes:
         """See `Port.scan`."""
         return await self._call("scan", call)
+
+    async def events(self, call: bytes) -> bytes:
+        """See `Port.events`."""
+        return await self._call("events", call)
+
+    async def follow(self, call: bytes) -> bytes:
+        """See `Port.follow`."""
+        return await self._call("follow", call)
 
     async def commit(self, call: bytes) -> bytes:
         """See `Port.commit`."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -186,16 +187,9 @@ class EventLog:
         """See `EpisodicLog.read`."""
         return self._store.read(range, limit)
 
-    def wait(self, beyond: int, wait_s: float) -> int:
-        """See `EpisodicLog.wait`."""
-        store = self._store
-        with store.lock:
-            store.lock.wait_for(
-                lambda: store.failure is not None or store.columns.last > beyond, wait_s
-            )
-            if store.failure is not None:
-                raise store.failure
-            return store.columns.last
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """See `EpisodicLog.watch`."""
+        return self._store.watchers.add(watcher)
 
     def status(self) -> LogStatus:
         """See `EpisodicLog.status`."""
@@ -352,7 +346,7 @@ class EventLog:
         """See `Work.failed`."""
         with self._store.lock:
             self._store.failure = self._store.failure or error
-            self._store.lock.notify_all()
+            self._store.watchers.call()
 
     def can_go_on(self) -> bool:
         """See `Work.can_go_on`."""

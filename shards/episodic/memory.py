@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from msgspec.structs import replace
@@ -27,6 +27,7 @@ from mindgrid.shards.episodic.types import (
     LogResult,
     LogStatus,
 )
+from mindgrid.shards.episodic.watchers import Watchers
 from mindgrid.shards.errors import CursorMismatch, MindgridError
 from mindgrid.shards.types import Expired
 
@@ -38,7 +39,8 @@ class MemoryLog:
         self._config = config
         self._clock = clock
         self._key = secrets.token_bytes(KEY_BYTES)
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._watchers = Watchers()
         self._events: list[Event] = []
         self._dedup: dict[str, int] = {}
         self._last_cursor = 0
@@ -55,7 +57,7 @@ class MemoryLog:
                 done.set_result(self._commit(command))
             except MindgridError as error:
                 done.set_exception(error)
-            self._lock.notify_all()
+            self._watchers.call()
         return done
 
     def read(self, range: EventRange, limit: int) -> EventPage:
@@ -67,11 +69,9 @@ class MemoryLog:
                 found.reverse()
             return EventPage(tuple(found[:limit]), len(found) > limit, self._last_cursor)
 
-    def wait(self, beyond: int, wait_s: float) -> int:
-        """See `EpisodicLog.wait`."""
-        with self._lock:
-            self._lock.wait_for(lambda: self._last_cursor > beyond, wait_s)
-            return self._last_cursor
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """See `EpisodicLog.watch`."""
+        return self._watchers.add(watcher)
 
     def status(self) -> LogStatus:
         """See `EpisodicLog.status`."""

@@ -21,6 +21,7 @@ from mindgrid.shards.episodic.commits import EventWrite, LogCommit
 from mindgrid.shards.episodic.ids import event_id
 from mindgrid.shards.episodic.runs import Run, Values
 from mindgrid.shards.episodic.types import Event, EventPage, EventRange, LogConfig
+from mindgrid.shards.episodic.watchers import Watchers
 from mindgrid.shards.errors import MindgridError
 
 Int64s = NDArray[np.int64]
@@ -37,7 +38,8 @@ class LogStore:
     def __init__(self, config: LogConfig, key: bytes) -> None:
         self._config = config
         self.key = key
-        self.lock = threading.Condition()
+        self.lock = threading.Lock()
+        self.watchers = Watchers()
         self.columns = LogColumns()
         self.runs: tuple[Run, ...] = ()
         self.sealed_to = 0
@@ -71,7 +73,7 @@ class LogStore:
             self.last_seq = commit.seq
             self.last_commit = Instant(max(self.last_commit, commit.at))
         self.forget_recent()
-        self.lock.notify_all()
+        self.watchers.call()
 
     def _add(self, commit: LogCommit) -> None:
         events = commit.events

@@ -7,7 +7,7 @@ one more, and no cursor is ever given twice, whatever is removed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -188,8 +188,11 @@ class EpisodicLog(Protocol):
         """
         ...
 
-    def wait(self, beyond: int, wait_s: float) -> int:
-        """Return the newest cursor once it is beyond this one, or the time is over."""
+    def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
+        """Call `watcher` after each commit and when the log fails; return what ends that.
+
+        It is called inside the log's lock: it must be quick, and ask nothing of the log.
+        """
         ...
 
     def status(self) -> LogStatus:

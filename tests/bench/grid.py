@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from mindgrid.cluster.client import Grid
-from mindgrid.cluster.host import Opened
 from mindgrid.cluster.local import LocalCluster
+from mindgrid.cluster.openers import Opened
 from mindgrid.cluster.spec import GridSpec, NamespaceKey, NamespaceSpec
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.config import Driver, ShardConfig
@@ -60,7 +60,7 @@ class Ready(MemoryShard):
         return [Answer(HITS, stamp.at, exact=True, scanned=10) for _ in queries]
 
 
-def ready(opened: Opened) -> Ready:
+def ready(opened: Opened[NamespaceSpec]) -> Ready:
     """Open a shard."""
     return Ready(opened.spec.config, opened.clock)
 

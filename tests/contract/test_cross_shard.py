@@ -68,7 +68,7 @@ async def say(cluster: LocalCluster, shard: int, request: Request) -> Reply | Re
         epoch = next(seat.epoch for seat in table.seats if seat.host == name)
         call = port.encode(CommitCall(epoch, [Write(ShardKey(KEY, 1, shard), request)]))
         await host.warm(port.encode(port.WarmCall(epoch, [ShardKey(KEY, 1, shard)])))
-        (outcome,) = port.decode_written(await host.transact(call))
+        (outcome,) = port.decode_steps(await host.transact(call))
         if isinstance(outcome, Done):
             return outcome.value
     raise AssertionError("no host has the shard")

@@ -23,10 +23,10 @@ from tests.support.grids import (
 )
 
 from mindgrid.cluster.client import Grid
-from mindgrid.cluster.host import Opened, open_shard
 from mindgrid.cluster.local import LocalCluster
+from mindgrid.cluster.openers import Opened, open_shard
 from mindgrid.cluster.placement import shard_of
-from mindgrid.cluster.spec import GridSpec
+from mindgrid.cluster.spec import GridSpec, NamespaceSpec
 from mindgrid.shards.clock import Instant, SystemClock
 from mindgrid.shards.config import Driver
 from mindgrid.shards.driver import SemanticShard
@@ -193,7 +193,7 @@ class Flaky:
         self.gate = threading.Event()
         self.gate.set()
 
-    def __call__(self, opened: Opened) -> SemanticShard:
+    def __call__(self, opened: Opened[NamespaceSpec]) -> SemanticShard:
         name = f"{opened.spec.key.name}/{opened.folder.name}"
         self.gate.wait()
         self.opened.append(name)
@@ -281,7 +281,7 @@ def test_a_shard_that_gives_up_is_opened_anew(tmp_path: Path) -> None:
     async def claim() -> None:
         made: list[Broken] = []
 
-        def opener(opened: Opened) -> SemanticShard:
+        def opener(opened: Opened[NamespaceSpec]) -> SemanticShard:
             made.append(Broken(opened.spec.config, opened.clock))
             return made[-1]
 

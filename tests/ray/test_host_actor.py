@@ -11,17 +11,18 @@ import ray
 from tests.support.grids import namespace
 
 from mindgrid.cluster import port
-from mindgrid.cluster.host import THREADS, Opened
+from mindgrid.cluster.host import THREADS
+from mindgrid.cluster.openers import Opened
 from mindgrid.cluster.port import ShardKey
 from mindgrid.cluster.remote import ActorPlace, RemotePort, start_host
-from mindgrid.cluster.spec import Bounds
+from mindgrid.cluster.spec import Bounds, NamespaceSpec
 from mindgrid.cluster.table import Holding, Seat, Table
 from mindgrid.shards.driver import SemanticShard
 
 pytestmark = pytest.mark.ray
 
 
-def never(opened: Opened) -> SemanticShard:
+def never(opened: Opened[NamespaceSpec]) -> SemanticShard:
     """Open a shard on a disk that does not answer."""
     threading.Event().wait()
     raise AssertionError

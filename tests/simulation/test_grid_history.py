@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from mindgrid.cluster.client import Grid
 from mindgrid.cluster.embedders.protocol import Vectors
-from mindgrid.cluster.host import Opened, open_shard
 from mindgrid.cluster.local import LocalCluster
+from mindgrid.cluster.openers import Opened, open_shard
 from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, NamespaceSpec
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.config import Driver
@@ -76,7 +76,7 @@ class Grids:
         self.vector = NO_VECTOR
         self.grid = Grid(self.cluster, self, self.clock)
 
-    def _open(self, opened: Opened) -> SemanticShard:
+    def _open(self, opened: Opened[NamespaceSpec]) -> SemanticShard:
         shard = open_shard(opened)
         self._opened.append(shard)
         return shard

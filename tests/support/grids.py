@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mindgrid.cluster.client import Grid
-from mindgrid.cluster.host import Opener, open_shard
 from mindgrid.cluster.local import LocalCluster
+from mindgrid.cluster.openers import Opener, open_shard
 from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, NamespaceSpec
 from mindgrid.shards.config import Driver, ShardConfig
 from mindgrid.shards.types import Draft, Query, Space, Vector

@@ -15,11 +15,12 @@ import pytest
 from tests.support.grids import CONFIG, drafts, namespace, queries, run
 
 from mindgrid.cluster import port
-from mindgrid.cluster.host import Host, Opened, Opener
+from mindgrid.cluster.host import Host
 from mindgrid.cluster.local import LocalHost
+from mindgrid.cluster.openers import Opened, Opener
 from mindgrid.cluster.port import Done, Failed, Opening, ShardKey
 from mindgrid.cluster.process import Process, end, this_process
-from mindgrid.cluster.spec import Bounds, NamespaceKey, shard_name
+from mindgrid.cluster.spec import Bounds, NamespaceKey, NamespaceSpec, shard_name
 from mindgrid.cluster.table import Holding, Seat, Table, route_of
 from mindgrid.shards.clock import Instant, SystemClock
 from mindgrid.shards.driver import Found, SemanticShard
@@ -48,14 +49,14 @@ class Shards:
         self.open: set[str] = set()
         self.epochs: list[int] = []
 
-    def __call__(self, opened: Opened) -> SemanticShard:
+    def __call__(self, opened: Opened[NamespaceSpec]) -> SemanticShard:
         self.open.add(opened.folder.name)
         self.epochs.append(opened.epoch)
         return _Noted(self, opened)
 
 
 class _Noted(MemoryShard):
-    def __init__(self, shards: Shards, opened: Opened) -> None:
+    def __init__(self, shards: Shards, opened: Opened[NamespaceSpec]) -> None:
         super().__init__(CONFIG, opened.clock)
         self._shards, self._name = shards, opened.folder.name
 
@@ -143,7 +144,7 @@ def test_a_search_that_does_not_end_holds_up_no_other() -> None:
             leave.wait(30)
             return super().search(queries, stamp)
 
-    def opener(opened: Opened) -> SemanticShard:
+    def opener(opened: Opened[NamespaceSpec]) -> SemanticShard:
         kind = Stuck if opened.folder.name == shard_name(0) else MemoryShard
         return kind(CONFIG, opened.clock)
 
@@ -283,7 +284,7 @@ class Troubles:
     def __init__(self) -> None:
         self.made: dict[str, list[Troubled]] = {}
 
-    def __call__(self, opened: Opened) -> SemanticShard:
+    def __call__(self, opened: Opened[NamespaceSpec]) -> SemanticShard:
         shard = Troubled(CONFIG, opened.clock)
         self.made.setdefault(opened.folder.name, []).append(shard)
         return shard
@@ -376,7 +377,7 @@ def test_heavy_searches_leave_the_threads_of_the_others_free() -> None:
 class Late(MemoryShard):
     """A shard that is told when its commits are durable."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: Opened[NamespaceSpec]) -> None:
         super().__init__(CONFIG, opened.clock)
         self.pending: list[Future[Result]] = []
 
@@ -389,7 +390,7 @@ async def late() -> tuple[LocalHost, list[Late]]:
     """Return a host with an open shard, and the shards it has opened."""
     made: list[Late] = []
 
-    def opener(opened: Opened) -> SemanticShard:
+    def opener(opened: Opened[NamespaceSpec]) -> SemanticShard:
         made.append(Late(opened))
         return made[-1]
 
@@ -442,7 +443,7 @@ def test_a_shard_that_refused_a_write_and_still_answers_stays_open() -> None:
 def test_an_opening_that_nobody_waits_for_any_more_is_not_given_up() -> None:
     gate = threading.Event()
 
-    def opener(opened: Opened) -> SemanticShard:
+    def opener(opened: Opened[NamespaceSpec]) -> SemanticShard:
         gate.wait(10)
         return MemoryShard(CONFIG, opened.clock)
 
@@ -503,7 +504,7 @@ def test_status_lists_the_shards_that_were_asked_for(host: LocalHost) -> None:
 def test_two_shards_open_at_the_same_time() -> None:
     both = threading.Barrier(2)
 
-    def opener(opened: Opened) -> SemanticShard:
+    def opener(opened: Opened[NamespaceSpec]) -> SemanticShard:
         both.wait(5)
         return MemoryShard(CONFIG, opened.clock)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -329,13 +328,13 @@ def _tend(log: EpisodicLog) -> None:
 # Following
 
 
-def test_a_waiter_wakes_at_the_commit(log: EpisodicLog) -> None:
-    fill(log, 3)
-    assert log.wait(2, 60) == 3
-    assert log.wait(3, 0) == 3
-    seen: list[int] = []
-    waiter = threading.Thread(target=lambda: seen.append(log.wait(3, 60)))
-    waiter.start()
-    append(log, said(3))
-    waiter.join(60)
-    assert seen == [4]
+def test_watchers_are_called_at_each_commit_until_they_leave(log: EpisodicLog) -> None:
+    seen: list[str] = []
+    leave = log.watch(lambda: seen.append("one"))
+    log.watch(lambda: seen.append("two"))
+    append(log, said(0))
+    assert seen == ["one", "two"]
+    leave()
+    append(log, said(1), said(2))
+    assert seen == ["one", "two", "two"]
+    leave()
