@@ -7,17 +7,21 @@ A third of a constant answer's time went into FastAPI's and Starlette's eight la
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
 from mindgrid.api import cold
+from mindgrid.api.episodic import Episodic, Events
 from mindgrid.api.front import Grid, Records, Semantic
 from mindgrid.api.pace import Pace
 from mindgrid.api.principal import ANONYMOUS, Principal
 from mindgrid.api.wire import codec, http, status
+from mindgrid.api.wire.events import AppendBatchRequest, AppendRequest, RangeRequest, TailRequest
+from mindgrid.api.wire.events import ExpireRequest as ExpireEventsRequest
 from mindgrid.api.wire.http import Answer, ClientGone, Receive, Scope, Send
 from mindgrid.api.wire.messages import (
     CountRequest,
@@ -31,10 +35,17 @@ from mindgrid.api.wire.messages import (
     SearchResponse,
     UpsertRequest,
 )
+from mindgrid.api.writes import Writes
 
 BODY_BYTES_MAX = 32 * 2**20
+_LINES_AT_ONCE = 200
+"""A few milliseconds of the event loop's time."""
 _LARGE_BYTES = 64 * 1024
 """Bodies from this size on are read beside the event loop, one at a time: 13 ms for a megabyte."""
+
+
+Stream = AsyncGenerator[Sequence[Message], None]
+"""Messages as they come; an empty part says only that the stream is still there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +53,7 @@ class _Verb:
     """One hot route: what its body spells, and what answers it."""
 
     request: type[Message]
-    handler: Callable[[Principal, Any], Awaitable[Message]]
+    handler: Callable[[Principal, Any], Awaitable[Message | Stream]]
 
 
 class Door:
@@ -68,6 +79,7 @@ class Door:
         """Answer one ASGI connection."""
         path = scope["path"] if scope["type"] == "http" else ""
         verb = self._verbs.get(path)
+        answer: Answer | Stream
         try:
             if verb is not None:
                 answer = await self._answer(verb, scope, receive)
@@ -82,9 +94,12 @@ class Door:
             answer = http.refusal(499, 1, "the client left before its request was whole")
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer.
             answer = http.failure(error)
-        await http.send_answer(send, answer)
+        if isinstance(answer, Answer):
+            await http.send_answer(send, answer)
+        else:
+            await http.send_stream(receive, send, _lines(answer))
 
-    async def _answer(self, verb: _Verb, scope: Scope, receive: Receive) -> Answer:
+    async def _answer(self, verb: _Verb, scope: Scope, receive: Receive) -> Answer | Stream:
         """Answer in the contract's order: size, caller, validation, work."""
         if scope["method"] != "POST":
             return _wrong_method(scope, "POST")
@@ -99,8 +114,12 @@ class Door:
             message = await loop.run_in_executor(self._reader, codec.decode, verb.request, body)
             return await self._handled(verb, principal, message)
 
-    async def _handled(self, verb: _Verb, principal: Principal, message: Message) -> Answer:
+    async def _handled(
+        self, verb: _Verb, principal: Principal, message: Message
+    ) -> Answer | Stream:
         answer = await verb.handler(principal, message)
+        if not isinstance(answer, Message):
+            return answer
         headers = _recall(answer) if isinstance(answer, SearchResponse) else ()
         return Answer(200, codec.encode(answer), headers)
 
@@ -121,17 +140,37 @@ class Door:
 
 
 def _verbs(grid: Grid) -> dict[str, _Verb]:
-    semantic, records = Semantic(grid), Records(grid)
+    writes = Writes()
+    semantic, records = Semantic(grid, writes), Records(grid)
+    episodic, events = Episodic(grid.logs, writes), Events(grid.logs, writes)
     return {
         "/mindd.semantic.v1.Semantic/Upsert": _Verb(UpsertRequest, semantic.upsert),
         "/mindd.semantic.v1.Semantic/Search": _Verb(SearchRequest, semantic.search),
         "/mindd.semantic.v1.Semantic/Delete": _Verb(DeleteRequest, semantic.delete),
         "/mindd.semantic.v1.Semantic/Expire": _Verb(ExpireRequest, semantic.expire),
+        "/mindd.episodic.v1.Episodic/Append": _Verb(AppendRequest, episodic.append),
+        "/mindd.episodic.v1.Episodic/Range": _Verb(RangeRequest, episodic.range),
+        "/mindd.episodic.v1.Episodic/Tail": _Verb(TailRequest, episodic.tail),
+        "/mindd.episodic.v1.Episodic/Expire": _Verb(ExpireEventsRequest, episodic.expire),
+        "/mindgrid.v1.Events/AppendBatch": _Verb(AppendBatchRequest, events.append_batch),
         "/mindgrid.v1.Records/Get": _Verb(GetRequest, records.get),
         "/mindgrid.v1.Records/List": _Verb(ListRequest, records.list),
         "/mindgrid.v1.Records/Count": _Verb(CountRequest, records.count),
         "/mindgrid.v1.Records/SearchBatch": _Verb(SearchBatchRequest, records.search_batch),
     }
+
+
+async def _lines(stream: Stream) -> AsyncGenerator[bytes, None]:
+    """Return the stream's messages as lines of JSON; a failure in the middle is the last one."""
+    try:
+        async with aclosing(stream):
+            async for part in stream:
+                for start in range(0, len(part) or 1, _LINES_AT_ONCE):
+                    messages = part[start : start + _LINES_AT_ONCE]
+                    lines = [b'{"result":%b}\n' % codec.encode(message) for message in messages]
+                    yield b"".join(lines) or b"\n"
+    except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+        yield b'{"error":%b}\n' % http.failure(error).body
 
 
 def _recall(answer: SearchResponse) -> tuple[tuple[bytes, bytes], ...]:

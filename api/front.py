@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
 
+from mindgrid.api.episodic import Logs
 from mindgrid.api.principal import Principal
 from mindgrid.api.wire import convert, messages, status
 from mindgrid.api.wire.messages import (
@@ -28,6 +28,7 @@ from mindgrid.api.wire.messages import (
     UpsertRequest,
     UpsertResponse,
 )
+from mindgrid.api.writes import Writes
 from mindgrid.cluster.client import Batch
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import InvalidRequest, MindgridError
@@ -92,6 +93,11 @@ class Grid(Protocol):
         """Return a page of records, and how many there are in all."""
         ...
 
+    @property
+    def logs(self) -> Logs:
+        """The episodic namespaces."""
+        ...
+
     async def ready(self) -> None:
         """Return once the catalog is loaded and the hosts answer; else Unavailable."""
         ...
@@ -100,15 +106,15 @@ class Grid(Protocol):
 class Semantic:
     """The verbs of `mindd.semantic.v1.Semantic`."""
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, writes: Writes) -> None:
         """Answer from `grid`."""
         self._grid = grid
-        self._writes: set[asyncio.Task[Any]] = set()
+        self._writes = writes
 
     async def upsert(self, principal: Principal, message: UpsertRequest) -> UpsertResponse:
         """Write all records or none."""
         drafts = convert.drafts(message)
-        ids, result = await self._to_its_end(
+        ids, result = await self._writes.to_its_end(
             self._grid.upsert(message.namespace, drafts, message.transaction_id)
         )
         return UpsertResponse(ids=ids, versions=result.versions)
@@ -124,7 +130,7 @@ class Semantic:
         write = self._grid.delete(
             message.namespace, message.id, message.hard, message.transaction_id
         )
-        deleted = await self._to_its_end(write)
+        deleted = await self._writes.to_its_end(write)
         return DeleteResponse(existed=deleted.existed)
 
     async def expire(self, principal: Principal, message: ExpireRequest) -> ExpireResponse:
@@ -133,24 +139,8 @@ class Semantic:
         write = self._grid.expire(
             message.namespace, message.filter, action, message.max_rows, message.transaction_id
         )
-        expired = await self._to_its_end(write)
+        expired = await self._writes.to_its_end(write)
         return ExpireResponse(affected=expired.affected)
-
-    async def _to_its_end(self, write: Coroutine[Any, Any, T]) -> T:
-        """Return the write's result; a caller who leaves does not stop it half-way.
-
-        Serve cancels the task of a request whose client has gone. A search is dropped by that, as
-        it should be; a batch over several shards would be left with only some of them written.
-        """
-        task = asyncio.ensure_future(write)
-        self._writes.add(task)  # The event loop itself keeps only weak references.
-        task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        self._writes.discard(task)
-        if not task.cancelled():
-            task.exception()  # Where the caller has left, no one else looks at it.
 
 
 class Records:

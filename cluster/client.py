@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-import time
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -25,25 +23,23 @@ from numpy.typing import NDArray
 
 from mindgrid.cluster import port
 from mindgrid.cluster.fusion import fused, lanes, needs_stats, of_hits, with_records
-from mindgrid.cluster.gate import Gate, HostAway, Part, write_bytes
+from mindgrid.cluster.gate import Part, write_bytes
 from mindgrid.cluster.instants import behind, settled, stamp_read
 from mindgrid.cluster.lanes import Deadline
+from mindgrid.cluster.logs import Logs
 from mindgrid.cluster.merge import merge, merge_pages
-from mindgrid.cluster.port import Directory, Opening, ShardKey
-from mindgrid.cluster.spec import SEMANTIC, Bounds, NamespaceKey
-from mindgrid.cluster.table import Route, Routes
+from mindgrid.cluster.port import Directory, ShardKey
+from mindgrid.cluster.routing import Router, all_of, in_time
+from mindgrid.cluster.spec import SEMANTIC, NamespaceKey
+from mindgrid.cluster.table import Route
 from mindgrid.cluster.transactions import single_part
 from mindgrid.shards.checks import check_command, check_ids, check_query, check_selection
 from mindgrid.shards.clock import Clock, Instant, SystemClock
 from mindgrid.shards.driver import Found
 from mindgrid.shards.errors import (
-    DeadlineExceeded,
-    InDoubt,
     InvalidRequest,
     Locked,
     MindgridError,
-    Moved,
-    NotFound,
     TextRefused,
     Unavailable,
 )
@@ -89,8 +85,9 @@ class Batch:
 
 
 class Grid:
-    """All semantic namespaces of a cluster. Belongs to the event loop it is first used in.
+    """All namespaces of a cluster. Belongs to the event loop it is first used in.
 
+    Those of the episodic block are reached by `logs`; the methods here are the semantic block's.
     Every method raises NotFound for an unknown namespace, InvalidRequest for a bad value,
     Exhausted when a queue is full, Unavailable (naming shard and reason) or DeadlineExceeded when
     the retries or `deadline_s` are used up; None stands for the configured deadline.
@@ -100,15 +97,11 @@ class Grid:
         self, directory: Directory, embedders: Embeds | None = None, clock: Clock | None = None
     ) -> None:
         """Take what finds hosts, and what embeds; without it callers bring their vectors."""
-        self._directory = directory
+        self._router = Router(directory)
+        self.logs = Logs(self._router)
         self._embedders = embedders
         self._clock = clock or SystemClock()
-        self._routes: Routes | None = None
-        self._refreshing: asyncio.Task[Routes] | None = None
-        self._gates: dict[str, Gate] = {}
-        self._warming: dict[tuple[str, Part], asyncio.Task[None]] = {}
         self._stamp: Stamp | None = None
-        self._ask_again_at = 0.0
 
     async def search(
         self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None
@@ -149,7 +142,7 @@ class Grid:
                 except MindgridError as error:
                     return error
 
-        return Batch(await _all(answer(query, text) for query, text in queries), instant)
+        return Batch(await all_of(answer(query, text) for query, text in queries), instant)
 
     async def get(
         self,
@@ -180,7 +173,7 @@ class Grid:
         if not ids:
             return Found((), (await self._page(key, Scan(), deadline)).instant)
         read = port.GetItem(key, 0, (), selection, want, None)
-        return await self._retried(
+        return await self._router.retried(
             deadline, lambda routes: self._get(routes.route(key), ids, read, deadline)
         )
 
@@ -225,7 +218,7 @@ class Grid:
         if not drafts:
             return (), Upserted((), self._clock.now())
         command = await self._with_vectors(key, command, deadline)
-        result = await self._retried(
+        result = await self._router.retried(
             deadline, lambda routes: self._write(routes.route(key), command, deadline)
         )
         assert isinstance(result, Upserted)
@@ -243,7 +236,7 @@ class Grid:
         key, route, deadline = await self._begin(namespace, deadline_s)
         command = Delete(transaction_id or str(uuid.uuid4()), id, hard)
         check_command(command, route.spec.config.space)
-        result = await self._retried(
+        result = await self._router.retried(
             deadline, lambda routes: self._write(routes.route(key), command, deadline)
         )
         assert isinstance(result, Deleted)
@@ -266,39 +259,24 @@ class Grid:
         key, route, deadline = await self._begin(namespace, deadline_s)
         command = Expire(transaction_id or str(uuid.uuid4()), equals, action, max_rows)
         check_command(command, route.spec.config.space)
-        result = await self._retried(
+        result = await self._router.retried(
             deadline, lambda routes: self._write(routes.route(key), command, deadline)
         )
         assert isinstance(result, Expired)
         return result
 
     async def ready(self) -> None:
-        """Return once the table is known and every host answers under it; else Unavailable.
-
-        While the coordinator is away the table at hand serves, as it does for every other call.
-        """
-        try:
-            routes = await _within(_TABLE_WAIT_S, "the coordinator", self._refreshed(-1, ""))
-        except Unavailable:
-            if self._routes is None or not self._routes.epochs:
-                raise
-            routes = self._routes
-        await _all(self._is_seated(host, epoch) for host, epoch in routes.epochs.items())
-
-    async def _is_seated(self, host: str, epoch: int) -> None:
-        health = await _within(_HEALTH_WAIT_S, host, self._gate(host).health())
-        if health.epoch != epoch:
-            raise Unavailable(host, "it is not appointed yet")
+        """See `Router.ready`."""
+        await self._router.ready()
 
     async def status(self) -> list[port.HostStatus]:
-        """Return what each host holds, in the order of the hosts."""
-        routes = await self._refreshed(-1, "")
-        return await _all(self._gate(host).status() for host in routes.epochs)
+        """See `Router.status`."""
+        return await self._router.status()
 
     async def close(self) -> None:
         """Give up all that waits; the hosts go on."""
-        for gate in self._gates.values():
-            await gate.close()
+        await self.logs.close()
+        await self._router.close()
 
     # Reads
 
@@ -311,13 +289,12 @@ class Grid:
         deadline: Deadline,
         vector: NDArray[np.float32] | None = None,
     ) -> Answer:
-        assert self._routes is not None
-        query = check_query(query, self._routes.route(key).spec.config.space, text)
+        query = check_query(query, self._router.routes.route(key).spec.config.space, text)
         if text and query.mode is not Mode.SPARSE:
             if vector is None:
                 vector = await self._query_vector(key, text, deadline)
             query = replace(query, vector=vector)
-        return await self._retried(
+        return await self._router.retried(
             deadline, lambda routes: self._search(routes.route(key), query, stamp, deadline)
         )
 
@@ -333,7 +310,7 @@ class Grid:
             count = await self._search_lane(route, replace(asked[-1], top_k=0), stamp, deadline)
             stamp = Stamp(count.instant, exactly=True)
             asked[-1] = replace(asked[-1], stats=count.stats)
-        answers = await _all(self._search_lane(route, lane, stamp, deadline) for lane in asked)
+        answers = await all_of(self._search_lane(route, lane, stamp, deadline) for lane in asked)
         answer = fused(query, answers)
         if query.mode is not Mode.HYBRID or not query.want or not answer.hits:
             return answer
@@ -368,8 +345,8 @@ class Grid:
         self, route: Route, host: int, query: Query, stamp: Stamp | None, deadline: Deadline
     ) -> Answer:
         name, shards = route.by_host[host]
-        lane = self._gates[name].lane_for(query)
-        return await self._answered(
+        lane = self._router.gate(name).lane_for(query)
+        return await self._router.answered(
             name,
             Part(route.spec.key, route.generation, shards, stamp),
             lambda part: lane.submit(part.namespace, (part, query), deadline),
@@ -388,10 +365,10 @@ class Grid:
             host = hosts[position]
             wanted = tuple((route.shard_of(ids[i]), ids[i]) for i in by_host[host])
             shards = tuple(sorted({shard for shard, _ in wanted}))
-            return await self._answered(
+            return await self._router.answered(
                 host,
                 Part(route.spec.key, route.generation, shards, stamp),
-                lambda part: self._gates[host].reads.submit(
+                lambda part: self._router.gate(host).reads.submit(
                     part.namespace,
                     replace(read, generation=part.generation, ids=wanted, stamp=part.stamp),
                     deadline,
@@ -408,17 +385,17 @@ class Grid:
         return Found(tuple(records), max(answer.instant for answer in found))
 
     async def _page(self, key: NamespaceKey, scan: Scan, deadline: Deadline) -> Scanned:
-        return await self._retried(
+        return await self._router.retried(
             deadline, lambda routes: self._scan(routes.route(key), scan, deadline)
         )
 
     async def _scan(self, route: Route, scan: Scan, deadline: Deadline) -> Scanned:
         async def ask(position: int, stamp: Stamp | None) -> Scanned:
             host, shards = route.by_host[position]
-            return await self._answered(
+            return await self._router.answered(
                 host,
                 Part(route.spec.key, route.generation, shards, stamp),
-                lambda part: self._gates[host].scans.submit(
+                lambda part: self._router.gate(host).scans.submit(
                     part.namespace,
                     port.ScanItem(part.namespace, part.generation, shards, scan, part.stamp),
                     deadline,
@@ -430,27 +407,6 @@ class Grid:
         stamp = self._shared_stamp() if hosts > 1 else None
         pages = await _settled(ask, hosts, scan.selection, stamp)
         return merge_pages(pages, scan.limit)
-
-    async def _answered(
-        self,
-        host: str,
-        part: Part,
-        submit: Callable[[Part], Awaitable[T | Opening]],
-        deadline: Deadline,
-    ) -> T:
-        """Submit to a host until it answers; wait while shards open, or are in doubt.
-
-        In doubt, the read is asked again at exactly the instant that the doubt names.
-        """
-        while True:
-            try:
-                answer = await submit(part)
-            except InDoubt as doubt:
-                part = part._replace(stamp=Stamp(Instant(doubt.instant), exactly=True))
-            else:
-                if not isinstance(answer, Opening):
-                    return answer
-            await self._warm(self._gates[host], part, deadline)
 
     def _shared_stamp(self) -> Stamp:
         """Return one stamp for all reads that begin in this turn of the loop.
@@ -476,9 +432,9 @@ class Grid:
                 return await self._commit(route, shard, command, deadline)
         # Where an id is held by a commit over several shards, those that order them wait for it.
         call = port.OrderedCall(route.spec.key, command, deadline.left())
-        ordered = self._directory.commit(port.encode(call))
+        ordered = self._router.directory.commit(port.encode(call))
         what = f"a commit over several shards of {route.spec.key}"
-        result: Result = port.decode_result(await _in_time(deadline, what, ordered))
+        result: Result = port.decode_result(await in_time(deadline, what, ordered))
         return result
 
     async def _commit(
@@ -486,10 +442,10 @@ class Grid:
     ) -> Result:
         host, namespace = route.hosts[shard], route.spec.key
         write = port.Write(ShardKey(namespace, route.generation, shard), command)
-        result = await self._answered(
+        result = await self._router.answered(
             host,
             Part(namespace, route.generation, (shard,), None),
-            lambda _: self._gates[host].writes.submit(
+            lambda _: self._router.gate(host).writes.submit(
                 namespace, write, deadline, write_bytes(write)
             ),
             deadline,
@@ -543,122 +499,14 @@ class Grid:
         if self._embedders is None:
             raise Unavailable(what, "this handle has none; bring vectors")
         # Ends the wait only: what callers share is computed on (embedders/cache.py).
-        return await _in_time(deadline, what, self._embedders.embed(key, texts))
-
-    # Routing
+        return await in_time(deadline, what, self._embedders.embed(key, texts))
 
     async def _begin(
         self, namespace: str, deadline_s: float | None
     ) -> tuple[NamespaceKey, Route, Deadline]:
         key = NamespaceKey(SEMANTIC, namespace)
-        bounds = self._routes.bounds if self._routes is not None else Bounds()
-        deadline = Deadline.after(bounds.deadline_s if deadline_s is None else deadline_s)
-        if self._routes is None:
-            await self._retried(deadline, _nothing)
-        assert self._routes is not None
-        try:
-            return key, self._routes.route(key), deadline
-        except NotFound:
-            # It may have been added since, but wrong names must not become a load.
-            if time.monotonic() < self._ask_again_at:
-                raise
-            self._ask_again_at = time.monotonic() + _ASK_AGAIN_S
-            with contextlib.suppress(Unavailable):
-                await self._refreshed(-1, "")
-            return key, self._routes.route(key), deadline
-
-    async def _retried(self, deadline: Deadline, work: Callable[[Routes], Awaitable[T]]) -> T:
-        """Do the work, anew with a fresh table when it has moved, again while it may succeed.
-
-        While a host is away the deadline is the only bound: the coordinator brings it back. A
-        shard that is Unavailable on a host that answers gets `attempts` in all.
-        """
-        tries = failures = 0
-        last: Moved | Unavailable | None = None
-        while True:
-            bounds = self._routes.bounds if self._routes is not None else Bounds()
-            try:
-                routes = self._routes or await self._refreshed(-1, "")
-                return await work(routes)
-            except DeadlineExceeded:
-                if last is None:
-                    raise
-                # That the time is over says less than what it was spent on.
-                raise _for_callers(last) from None
-            except (Moved, Unavailable) as error:
-                last = error
-            tries += 1
-            away = isinstance(last, Moved | HostAway)
-            failures += not away
-            wait_s = min(bounds.retry_first_s * 2 ** min(tries - 1, 16), bounds.retry_most_s)
-            wait_s *= random.uniform(0.5, 1.0)
-            if failures >= bounds.attempts or wait_s >= deadline.left():
-                raise _for_callers(last)
-            if away and await self._has_newer(last.what if isinstance(last, HostAway) else ""):
-                continue
-            await asyncio.sleep(wait_s)
-
-    async def _has_newer(self, suspect: str) -> bool:
-        """Fetch the table; return whether it is a newer one than the caller's."""
-        before = self._routes.version if self._routes is not None else -1
-        try:
-            return (await self._refreshed(before, suspect)).version > before
-        except Unavailable:
-            # The coordinator is away too: the next attempt comes here again if it must.
-            return False
-
-    async def _refreshed(self, older_than: int, suspect: str) -> Routes:
-        """Return the newest table; one question at a time, however many callers have it."""
-        if self._routes is not None and self._routes.version > older_than >= 0:
-            return self._routes
-        if self._refreshing is None:
-            self._refreshing = asyncio.create_task(self._refresh(older_than, suspect))
-            self._refreshing.add_done_callback(self._refresh_done)
-        return await asyncio.shield(self._refreshing)
-
-    async def _refresh(self, older_than: int, suspect: str) -> Routes:
-        table = await self._directory.table(older_than, suspect)
-        if self._routes is None or table.version > self._routes.version:
-            self._routes = Routes(table)
-            for host, epoch in self._routes.epochs.items():
-                self._gate(host).epoch = epoch
-        return self._routes
-
-    def _refresh_done(self, task: asyncio.Task[Routes]) -> None:
-        self._refreshing = None
-        if not task.cancelled():
-            # Who waits gets it from the task; a task whose callers all left is done for nobody.
-            task.exception()
-
-    def _gate(self, host: str) -> Gate:
-        gate = self._gates.get(host)
-        if gate is None:
-            assert self._routes is not None
-            gate = self._gates[host] = Gate(host, self._directory.port(host), self._routes.bounds)
-        return gate
-
-    async def _warm(self, gate: Gate, part: Part, deadline: Deadline) -> None:
-        """Wait until the shards are open or have failed: one call, however many callers wait.
-
-        For a read at exactly an instant, also until nothing of it is in doubt. Who joins another's
-        wait may have waited for too little, and then comes here again.
-        """
-        key = (gate.host, part._replace(stamp=None))
-        task = self._warming.get(key)
-        if task is None:
-            shards = [ShardKey(part.namespace, part.generation, shard) for shard in part.shards]
-            settled = part.stamp.at if part.stamp is not None and part.stamp.exactly else None
-            task = self._warming[key] = asyncio.create_task(gate.warm(shards, settled))
-            task.add_done_callback(lambda done: self._warm_done(key, done))
-        # Out of time, the lane says so when the caller asks again.
-        await asyncio.wait([task], timeout=deadline.left())
-        if task.done():
-            task.result()
-
-    def _warm_done(self, key: tuple[str, Part], task: asyncio.Task[None]) -> None:
-        del self._warming[key]
-        if not task.cancelled():
-            task.exception()
+        route, deadline = await self._router.begin(lambda routes: routes.route(key), deadline_s)
+        return key, route, deadline
 
 
 class _Timed(Protocol):
@@ -676,17 +524,13 @@ async def _settled(
     stamp: Stamp | None,
 ) -> list[R]:
     """Ask each host, and those behind once more, so that all answer at one instant."""
-    found = await _all(ask(host, stamp) for host in range(hosts))
+    found = await all_of(ask(host, stamp) for host in range(hosts))
     instants = [answer.instant for answer in found]
     again = behind(instants, selection)
-    later = await _all(ask(host, settled(instants)) for host in again)
+    later = await all_of(ask(host, settled(instants)) for host in again)
     for host, answer in zip(again, later, strict=True):
         found[host] = answer
     return found
-
-
-async def _nothing(routes: Routes) -> None:
-    """Do no work: what is wanted is the table."""
 
 
 BATCH_QUERIES_MAX = 1_000
@@ -694,53 +538,9 @@ IDS_MAX = 10_000
 PAGE_MAX = 10_000
 _BATCH_AT_ONCE = 64
 """Queries of one batch under way together: the lanes have room for other callers."""
-_ASK_AGAIN_S = 1.0
-# Together less than whoever probes a server waits.
-_TABLE_WAIT_S = 0.5
-_HEALTH_WAIT_S = 1.0
 _IDS = uuid.UUID("6d696e64-6772-5964-8000-7265636f7264")
 
 
 def _id_of(transaction_id: str, index: int) -> str:
     """Return the id of a draft that came without one."""
     return str(uuid.uuid5(_IDS, f"{transaction_id}/{index}"))
-
-
-async def _in_time(deadline: Deadline, what: str, answer: Awaitable[T]) -> T:
-    """Return the answer, or raise DeadlineExceeded naming `what`."""
-    try:
-        async with asyncio.timeout(deadline.left()) as wait:
-            return await answer
-    except TimeoutError:
-        if not wait.expired():
-            raise
-        raise DeadlineExceeded(what, deadline.seconds) from None
-
-
-async def _within(seconds: float, what: str, answer: Awaitable[T]) -> T:
-    """Return the answer, or raise Unavailable naming `what` once the time is over."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await answer
-    except TimeoutError:
-        raise Unavailable(what, f"it does not answer within {seconds:g} s") from None
-
-
-def _for_callers(error: Moved | Unavailable) -> Unavailable:
-    """Return the error in words for someone who knows no epochs."""
-    if isinstance(error, Moved):
-        return Unavailable(f"shard {error.shard}", "it moves to another host and is not there yet")
-    return Unavailable(error.what, error.reason) if isinstance(error, HostAway) else error
-
-
-async def _all(works: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """Return all results in order; on the first error the rest is cancelled and it is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    if len(tasks) == 1:
-        return [await tasks[0]]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        raise

@@ -113,8 +113,8 @@ class Follows:
         for follower in ended:
             follower.end()
 
-    def close(self) -> None:
-        """Answer every call."""
+    def end(self) -> None:
+        """Answer every call, and forget all followers."""
         with self._lock:
             followers = list(self._followers.values())
             self._followers.clear()

@@ -222,11 +222,15 @@ class Host:
         logs = sorted(map(_report_log, self._logs.all()), key=lambda one: str(one.log))
         return port.encode(port.HostStatus(self._health(), rss, shards, logs))
 
+    def end_follows(self) -> None:
+        """Answer the calls that wait for news; followers that call again begin anew."""
+        self._follows.end()
+
     def close(self) -> None:
         """Close all shards and refuse further calls; none may be under way."""
         self._closed.set()
         self._office = Office(self._office.name, -1)
-        self._follows.close()
+        self.end_follows()
         leaving, leaving_logs = self._shards.give_up(), self._logs.give_up()
         self._opens.shutdown()
         close_slots(leaving)

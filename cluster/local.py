@@ -145,6 +145,7 @@ class LocalHost:
 
     def close(self) -> None:
         """Close all shards, once the calls under way are done."""
+        self._host.end_follows()
         for pool in self._threads.values():
             pool.shutdown()
         self._host.close()

@@ -11,6 +11,7 @@ MindgridError
 │   ├── PermissionDenied       a credential that does not cover the call
 │   ├── TooLarge               the body is over the limit
 │   ├── TextRefused            the embedding model does not take a text: says which and why
+│   ├── Lagged                 a subscriber fell behind and was detached: names its last cursor
 │   └── Exhausted              a queue or a rate is full: slow down
 ├── RetryError                 the same request may succeed later
 │   ├── Unavailable            a shard, host or embedder does not answer: names it and why
@@ -178,6 +179,26 @@ class Exhausted(CallerError):
 
     def __str__(self) -> str:
         return f"{self.what} is full (limit {self.limit}); retry later or with fewer clients"
+
+
+class Lagged(CallerError):
+    """A subscriber did not read as fast as events came, and gets no more of them.
+
+    `last_cursor` is that of the last event it was sent; 0 if it was sent none from the beginning.
+    """
+
+    def __init__(self, namespace: str, last_cursor: int, limit: int) -> None:
+        super().__init__(namespace, last_cursor, limit)
+        self.namespace = namespace
+        self.last_cursor = last_cursor
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return (
+            f"this tail of {self.namespace} is detached: it is more than {self.limit} events "
+            f"behind; the last cursor sent is {self.last_cursor}, resume with "
+            f"after_cursor={self.last_cursor} and include_historical"
+        )
 
 
 class Unavailable(RetryError):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TypeVar
 
-from mindgrid.api.wire import messages
+from mindgrid.api.wire import events, messages
 from mindgrid.api.wire.messages import (
     NO_VECTOR,
     Explanation,
@@ -18,6 +18,7 @@ from mindgrid.api.wire.messages import (
     UpsertRequest,
 )
 from mindgrid.shards import types
+from mindgrid.shards.episodic.types import Event, EventAction, EventDraft, EventRange
 from mindgrid.shards.errors import InvalidRequest
 from mindgrid.shards.types import (
     Answer,
@@ -215,3 +216,65 @@ def record(stored: types.Record) -> Record:
         source=stored.source,
         version=stored.version,
     )
+
+
+def event_draft(given: events.AppendRequest | events.NewEvent) -> EventDraft:
+    """Return the draft of an event."""
+    return EventDraft(
+        type=given.type,
+        payload=given.payload,
+        metadata=given.metadata,
+        role=given.role,
+        session_id=given.session_id,
+        dedup_key=given.dedup_key,
+        supersedes=tuple(given.supersedes),
+        source=given.source,
+    )
+
+
+def event(stored: Event) -> events.Event:
+    """Return a stored event as a message."""
+    return events.Event(
+        id=stored.id,
+        cursor=stored.cursor,
+        timestamp=stored.timestamp,
+        type=stored.type,
+        payload=stored.payload,
+        metadata=stored.metadata,
+        role=stored.role,
+        session_id=stored.session_id,
+        supersedes=stored.supersedes,
+        source=stored.source,
+        deleted_at=stored.deleted_at,
+    )
+
+
+def event_range(request: events.RangeRequest) -> EventRange:
+    """Return the range that is asked for."""
+    return EventRange(
+        after_cursor=request.after_cursor,
+        before_cursor=request.before_cursor,
+        after_time=request.after_time,
+        before_time=request.before_time,
+        session_id=request.session_id,
+        role=request.role,
+        type=request.type,
+        include_deleted=request.include_deleted,
+        reverse=request.reverse,
+    )
+
+
+def followed(request: events.TailRequest) -> EventRange:
+    """Return which events a tail is to hand out."""
+    return EventRange(
+        after_cursor=request.after_cursor,
+        session_id=request.session_id,
+        role=request.role,
+        type=request.type,
+        include_deleted=request.include_deleted,
+    )
+
+
+def event_action(number: int) -> EventAction:
+    """Return what an episodic Expire is to do; InvalidRequest unless the number names it."""
+    return _member(EventAction, number, "EXPIRE_ACTION", "action")

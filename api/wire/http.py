@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, MutableMapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,34 @@ async def send_answer(send: Send, answer: Answer) -> None:
     ]
     await send({"type": "http.response.start", "status": answer.http, "headers": headers})
     await send({"type": "http.response.body", "body": answer.body})
+
+
+async def send_stream(receive: Receive, send: Send, parts: AsyncGenerator[bytes, None]) -> None:
+    """Send newline-delimited JSON as it comes, until it ends or the client has left."""
+    sending = asyncio.ensure_future(_send_parts(send, parts))
+    leaving = asyncio.ensure_future(_client_left(receive))
+    try:
+        await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, leaving):
+            task.cancel()
+        await asyncio.gather(sending, leaving, return_exceptions=True)
+        await parts.aclose()
+
+
+async def _send_parts(send: Send, parts: AsyncIterator[bytes]) -> None:
+    headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    # That the call is accepted must show before there is anything to tell.
+    await send({"type": "http.response.body", "body": b"", "more_body": True})
+    async for part in parts:
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _client_left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(scope: Scope, receive: Receive, bytes_max: int) -> bytes:

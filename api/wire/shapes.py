@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from mindd.mindgrid.v1 import records_pb2
+from mindd.episodic.v1 import episodic_pb2
+from mindd.mindgrid.v1 import events_pb2, failure_pb2, records_pb2
 from mindd.semantic.v1 import semantic_pb2
-from mindgrid.api.wire import messages
+from mindgrid.api.wire import events, messages
 from mindgrid.api.wire.messages import Message
 
 
@@ -93,7 +94,7 @@ def _field(field: FieldDescriptor) -> Field:
 
 
 def _shape(descriptor: Descriptor) -> Shape:
-    message = getattr(messages, descriptor.name)
+    message = getattr(_MODULES[descriptor.file.name], descriptor.name)
     if message in SHAPES:
         return SHAPES[message]
     fields = tuple(_field(field) for field in descriptor.fields)
@@ -102,7 +103,17 @@ def _shape(descriptor: Descriptor) -> Shape:
     return SHAPES[message]
 
 
+_FILES = {
+    semantic_pb2: messages,
+    records_pb2: messages,
+    failure_pb2: messages,
+    episodic_pb2: events,
+    events_pb2: events,
+}
+_MODULES = {file.DESCRIPTOR.name: module for file, module in _FILES.items()}
+"""Where the structs of each proto are."""
+
 SHAPES: dict[type[Message], Shape] = {}
-for _file in (semantic_pb2, records_pb2):
+for _file in _FILES:
     for _descriptor in _file.DESCRIPTOR.message_types_by_name.values():
         _shape(_descriptor)

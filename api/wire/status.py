@@ -40,6 +40,7 @@ _CODES: dict[type[errors.MindgridError], int] = {
     errors.TooLarge: 8,
     errors.TextRefused: 3,
     errors.Exhausted: 8,
+    errors.Lagged: 8,
     errors.Unavailable: 14,
     errors.DeadlineExceeded: 4,
     # A caller that meets Moved has outrun every retry of ours; the same request may succeed.
