@@ -9,6 +9,7 @@ from ray import serve
 
 from mindgrid.api import replica
 from mindgrid.api.front import Grid
+from mindgrid.api.metrics import TailGauge
 from mindgrid.cluster import client, coordinator, settings
 from mindgrid.cluster.embedders import serving
 from mindgrid.cluster.handle import TableEmbedders
@@ -31,4 +32,6 @@ def build(config_file: str) -> serve.Application:
 def open_grid(storage: Path) -> Grid:
     """Return the grid of one replica; it starts a coordinator that is missing."""
     directory = coordinator.RayDirectory(RAY_NAMESPACE, storage)
-    return client.Grid(directory, TableEmbedders(directory))
+    grid = client.Grid(directory, TableEmbedders(directory))
+    grid.logs.tails.note = TailGauge()
+    return grid

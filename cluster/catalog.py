@@ -121,8 +121,13 @@ class Catalog:
         return self._state.hosts
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no namespace of any block."""
+        return not self._state.namespaces and not self._state.logs
+
+    @property
     def namespaces(self) -> tuple[Namespace, ...]:
-        """All namespaces, those no longer configured included."""
+        """All semantic namespaces, those no longer configured included."""
         return self._state.namespaces
 
     @property

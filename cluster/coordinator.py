@@ -193,7 +193,7 @@ class Coordinator:
             self._clearing = asyncio.create_task(self._committer.clear(doubts))
 
     async def _add_hosts(self, catalog: Catalog) -> None:
-        if not catalog.namespaces:
+        if catalog.is_empty:
             return
         resources = await asyncio.to_thread(ray.cluster_resources)
         disks = sorted(name for name in resources if name.startswith(DISK_PREFIX))

@@ -80,6 +80,8 @@ class Router:
             if self._routes is None or not self._routes.epochs:
                 raise
             routes = self._routes
+        if not routes.epochs:
+            raise Unavailable("the cluster", "it has no host yet")
         await all_of(self._is_seated(host, epoch) for host, epoch in routes.epochs.items())
 
     async def _is_seated(self, host: str, epoch: int) -> None:
@@ -139,7 +141,8 @@ class Router:
             except (Moved, Unavailable) as error:
                 last = error
             tries += 1
-            away = isinstance(last, Moved | HostAway)
+            no_host = self._routes is not None and not self._routes.epochs
+            away = no_host or isinstance(last, Moved | HostAway)
             failures += not away
             wait_s = min(bounds.retry_first_s * 2 ** min(tries - 1, 16), bounds.retry_most_s)
             wait_s *= random.uniform(0.5, 1.0)

@@ -196,3 +196,11 @@ def test_a_folder_that_cannot_be_written_is_unavailable_and_says_why(tmp_path: P
     (tmp_path / "catalog").write_text("a file where a folder should be")
     with pytest.raises(Unavailable, match="File exists"):
         catalog_of(tmp_path)
+
+
+def test_a_catalog_of_logs_alone_is_not_empty(tmp_path: Path) -> None:
+    catalog = Catalog(tmp_path, SystemClock())
+    assert catalog.is_empty
+    catalog.configure(GridSpec(tmp_path, (), logs=(LogSpec(NamespaceKey("episodic", "log")),)))
+    assert not catalog.is_empty
+    catalog.close()
