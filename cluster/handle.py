@@ -14,6 +14,7 @@ from mindgrid.cluster.embedders.protocol import EmbedderSpec, Embedding, Vectors
 from mindgrid.cluster.embedders.service import EmbedService
 from mindgrid.cluster.embedders.serving import reach
 from mindgrid.cluster.joining import join
+from mindgrid.cluster.log_handle import LogHandle
 from mindgrid.cluster.port import Directory
 from mindgrid.cluster.remote import RAY_NAMESPACE
 from mindgrid.cluster.spec import NamespaceKey
@@ -67,8 +68,9 @@ class TableEmbedders:
 class Handle:
     """A `Grid` for code that is not asynchronous; its methods may be called from any thread.
 
-    Every method takes and returns what that of `Grid` does, and raises the same errors. A handle
-    stays in its process: a task or an actor connects by itself, with its own.
+    Every method takes and returns what that of `Grid` does, and raises the same errors. `logs` has
+    those of the episodic block. A handle stays in its process: a task or an actor connects by
+    itself, with its own.
     """
 
     def __init__(self, directory: Directory, embedders: Embeds | None) -> None:
@@ -81,6 +83,7 @@ class Handle:
         # Those that are given belong to whoever gives them.
         self._own = TableEmbedders(directory) if embedders is None else None
         self.grid = Grid(directory, embedders or self._own)
+        self.logs = LogHandle(self._wait, self.grid.logs)
 
     def search(
         self, namespace: str, query: Query, text: str = "", deadline_s: float | None = None

@@ -31,7 +31,10 @@ def show(storage: Path) -> None:
     # A pipe has no width of its own; wide enough that no name is cut.
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(_processes(server, coordinator, hosts))
-    console.print(_shards(table, hosts))
+    if table.holdings:
+        console.print(_shards(table, hosts))
+    if table.logs:
+        console.print(_logs(table, hosts))
 
 
 async def _ask(
@@ -115,6 +118,33 @@ def _shards(routes: Routing, hosts: dict[str, HostStatus | MindgridError]) -> Ta
             numbers = (one.records, one.rows, one.tail_rows, one.segments, one.indexed_rows)
             journal = f"{one.journal_groups} / {one.journal_bytes / 2**20:.1f} MiB"
             table.add_row(str(key), host, *map(str, numbers), journal, _time(one.last_commit))
+    return table
+
+
+def _logs(routes: Routing, hosts: dict[str, HostStatus | MindgridError]) -> Table:
+    table = Table(title="logs", box=PLAIN)
+    for name in ("log", "host"):
+        table.add_column(name, no_wrap=True)
+    for name in ("events", "last cursor", "unsealed", "runs", "journal", "last commit"):
+        table.add_column(name, justify="right", no_wrap=True)
+    reports = {
+        report.log: (name, report)
+        for name, status in hosts.items()
+        if isinstance(status, HostStatus)
+        for report in status.logs
+    }
+    for holding in routes.logs:
+        host, report = reports.get(holding.spec.key, ("", None))
+        if report is None:
+            table.add_row(str(holding.spec.key), "not open yet")
+            continue
+        if report.status is None:
+            table.add_row(str(report.log), f"{host}: {report.failure or 'opening'}")
+            continue
+        one = report.status
+        numbers = (one.events, one.last_cursor, one.unsealed_events, one.runs)
+        journal = f"{one.journal_groups} / {one.journal_bytes / 2**20:.1f} MiB"
+        table.add_row(str(report.log), host, *map(str, numbers), journal, _time(one.last_commit))
     return table
 
 

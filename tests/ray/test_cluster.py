@@ -26,9 +26,17 @@ from mindgrid.cluster.coordinator import (
 )
 from mindgrid.cluster.handle import Handle
 from mindgrid.cluster.placement import host_of
-from mindgrid.cluster.spec import Bounds, GridSpec, NamespaceKey, shard_folder
+from mindgrid.cluster.spec import Bounds, GridSpec, LogSpec, NamespaceKey, shard_folder
 from mindgrid.shards.config import Driver
-from mindgrid.shards.errors import ConfigError, Corruption, InvalidRequest, NotFound, Unavailable
+from mindgrid.shards.episodic.types import EventAction, EventDraft, EventRange
+from mindgrid.shards.errors import (
+    ConfigError,
+    Corruption,
+    CursorMismatch,
+    InvalidRequest,
+    NotFound,
+    Unavailable,
+)
 from mindgrid.shards.types import Answer, Draft, Query, Selection
 
 pytestmark = pytest.mark.ray
@@ -85,6 +93,7 @@ def server(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ),
         hosts=2,
         bounds=Bounds(silence_max_s=5.0, deadline_s=90.0),
+        logs=tuple(LogSpec(NamespaceKey("episodic", name)) for name in ("told", "followed")),
     )
     configure(spec, ray_namespace)
     handle = mindgrid.connect(ray_namespace=ray_namespace)
@@ -115,6 +124,43 @@ def test_records_are_written_found_and_deleted_over_handles(server: Server) -> N
     assert server.handle.get("basic", ["r00007", "r00008"])[0] is None
     assert server.handle.count("basic") == 59
     assert server.handle.count("basic", Selection(include_invalidated=True)) == 60
+
+
+def test_events_are_appended_read_followed_and_expired_over_handles(server: Server) -> None:
+    logs = server.handle.logs
+    with logs.tail("told") as tail:
+        written = [logs.append("told", said(n, 10)).events for n in range(3)]
+        events = [event for part in written for event in part]
+        assert [event.cursor for event in events] == list(range(1, 31))
+        assert [next(tail) for _ in range(7)] == events[:7]
+        assert tail.last_cursor == 7
+        assert [next(tail) for _ in range(23)] == events[7:]
+    assert list(logs.range("told")) == events
+    assert list(logs.range("told", EventRange(after_cursor=5, reverse=True), 3)) == events[:26:-1]
+    assert logs.expire("told", EventAction.HARD_DELETE, 100, before_cursor=11).affected == 10
+    with logs.tail("told", historical=True) as tail:
+        assert next(tail) == events[10]
+        assert tail.next(0.0) == events[11:]
+        assert tail.next(0.1) == []
+    with pytest.raises(CursorMismatch):
+        logs.append("told", said(0, 1), expected_cursor=29)
+
+
+def test_a_tail_outlives_the_host_and_misses_nothing(server: Server) -> None:
+    logs = server.handle.logs
+    home = server.home(NamespaceKey("episodic", "followed"), 0)
+    with logs.tail("followed") as tail:
+        for round in range(3):
+            if round:
+                os.kill(server.pid_of(home), signal.SIGKILL)
+            told = logs.append("followed", said(round, 20)).events
+            assert [next(tail) for _ in told] == list(told)
+            eventually(server.is_well)
+    assert [event.cursor for event in logs.range("followed")] == list(range(1, 61))
+
+
+def said(round: int, count: int) -> list[EventDraft]:
+    return [EventDraft("message", f"{round}/{n}".encode()) for n in range(count)]
 
 
 def test_texts_are_embedded_as_the_configuration_says(server: Server) -> None:
