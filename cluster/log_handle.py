@@ -126,7 +126,10 @@ class LogHandle:
         parts = self._wait(self._logs.range(namespace, range or EventRange(), limit, deadline_s))
 
         async def part() -> tuple[Event, ...]:
-            return await anext(parts, ())
+            # Not `anext(parts, ())`: Python 3.11 takes that tuple apart (SystemError).
+            async for found in parts:
+                return found
+            return ()
 
         def events() -> Iterator[Event]:
             while found := self._wait(part()):
