@@ -422,7 +422,7 @@ def _many() -> None:
     names = [f"small-{number:04}" for number in range(MANY)]
     rows = mixture(MANY_ROWS, 1, DIMENSIONS).rows
     with tempfile.TemporaryDirectory(prefix="mindgrid-bench-") as folder:
-        server = Served(Path(folder), names, DIMENSIONS)
+        server = Served(Path(folder), names, DIMENSIONS, [])
         try:
             ready_s = server.start()
             fresh = server.cost("host")

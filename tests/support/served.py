@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,11 @@ _NAMESPACE = """\
     backend: main
     embedder: {{provider: fake, dimensions: {dimensions}}}
 """
+_LOG = """\
+  - block: episodic
+    name: {name}
+    backend: main
+"""
 _PARTS = {"host": "ray::Host", "front": "ray::ServeReplica", "haproxy": "haproxy"}
 """How the names of the processes begin that searches pass through."""
 
@@ -59,7 +64,9 @@ class Cost:
 class Served:
     """A server that runs; see `served`."""
 
-    def __init__(self, folder: Path, namespaces: list[str], dimensions: int) -> None:
+    def __init__(
+        self, folder: Path, namespaces: list[str], dimensions: int, logs: list[str]
+    ) -> None:
         """Write the configuration; nothing runs yet."""
         self.storage = folder / "storage"
         self.port = _free_port()
@@ -67,6 +74,7 @@ class Served:
         self._config.write_text(
             _CONFIG.format(http=self.port, grpc=_free_port(), storage=self.storage)
             + "".join(_NAMESPACE.format(name=n, dimensions=dimensions) for n in namespaces)
+            + "".join(_LOG.format(name=name) for name in logs)
         )
         self._child: subprocess.Popen[str] | None = None
         self._directory: RayDirectory | None = None
@@ -162,9 +170,11 @@ async def _host_status(directory: RayDirectory) -> HostStatus:
 
 
 @contextmanager
-def served(folder: Path, namespaces: list[str], dimensions: int) -> Iterator[Served]:
+def served(
+    folder: Path, namespaces: list[str], dimensions: int, logs: Sequence[str] = ()
+) -> Iterator[Served]:
     """Yield a running server with one shard a namespace, and end it."""
-    server = Served(folder, namespaces, dimensions)
+    server = Served(folder, namespaces, dimensions, list(logs))
     try:
         server.start()
         yield server
