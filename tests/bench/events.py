@@ -1,8 +1,8 @@
 """An episodic log over HTTP: `PYTHONPATH=src:. python tests/bench/events.py [section …]`.
 
-Sections: append, batch, replay, session, tail; all without an argument. One server of its own
-serves them. Beside `append` runs PostgreSQL, where it is installed: the same events, a counter row
-a namespace, every commit synced, asked by pgbench over as many connections.
+Sections: append, batch, replay, session, tail, tails; all without an argument. One server of its
+own serves them. Beside `append` runs PostgreSQL, where it is installed: the same events, a counter
+row a namespace, every commit synced, asked by pgbench over as many connections.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RANGE = "/mindd.episodic.v1.Episodic/Range"
 TAIL = "/mindd.episodic.v1.Episodic/Tail"
 BATCH = "/mindgrid.v1.Events/AppendBatch"
 PAYLOAD = base64.b64encode(b'{"text": "When does the next flight to Lisbon leave?"}' * 4).decode()
-SESSION, REPLAYED, TAILED = 100, 10_000, 500
+SESSION, REPLAYED, TAILED, TAILS = 100, 10_000, 500, 1_000
 
 
 def main() -> None:
@@ -133,9 +133,7 @@ def _session(server: Served) -> None:
 
 def _tail(server: Served) -> None:
     """From before an append is sent until its event is read from a tail."""
-    tail = socket.create_connection(("127.0.0.1", server.port), 20)
-    tail.sendall(_request(TAIL, {"namespace": "tailed"}))
-    tail.recv(65_536)
+    tail = _open_tail(server)
     connection = Connection(server.port)
     body = orjson.dumps({"namespace": "tailed", "type": "message", "payload": PAYLOAD})
     times, acks = [], []
@@ -149,6 +147,51 @@ def _tail(server: Served) -> None:
         times.append(1e3 * (time.perf_counter() - started))
         time.sleep(0.005)
     print(f"append to tail: {_spread(times)} ms; to the answer: {_spread(acks)} ms")
+
+
+def _tails(server: Served) -> None:
+    """1,000 tails of one log that are opened, told one event, and dropped; three times."""
+    connection = Connection(server.port)
+    body = orjson.dumps({"namespace": "tailed", "type": "message"})
+    connection.post(APPEND, body)
+    for _ in range(ROUNDS):
+        before = server.connections("front")
+        started = time.perf_counter()
+        tails = [_open_tail(server) for _ in range(TAILS)]
+        opened = time.perf_counter() - started
+        started = time.perf_counter()
+        connection.post(APPEND, body)
+        for tail in tails:
+            seen = b""
+            while b'"result"' not in seen:
+                seen += tail.recv(65_536)
+        told = time.perf_counter() - started
+        held = server.cost("front").rss_mib
+        assert server.connections("front") >= before + TAILS
+        for tail in tails:
+            tail.close()
+        started = time.perf_counter()
+        while server.connections("front") > before:
+            assert time.perf_counter() - started < 30, "tails that were dropped are still there"
+            time.sleep(0.1)
+        gone = time.perf_counter() - started
+        print(
+            f"{TAILS:,} tails opened in {opened:.1f} s, told in {told:.2f} s, gone after "
+            f"{gone:.1f} s; front {held:.0f} MiB with them, "
+            f"{server.cost('front').rss_mib:.0f} without"
+        )
+    until = time.perf_counter() + 30
+    while any(server.metric("ray_mindd_tail_subscribers")):
+        assert time.perf_counter() < until, "the gauge is not back to 0"
+        time.sleep(1)
+    print("the gauge is 0")
+
+
+def _open_tail(server: Served) -> socket.socket:
+    tail = socket.create_connection(("127.0.0.1", server.port), 20)
+    tail.sendall(_request(TAIL, {"namespace": "tailed"}))
+    assert b" 200 " in tail.recv(65_536)
+    return tail
 
 
 def _lines(server: Served, path: str, body: Mapping[str, object]) -> tuple[int, int]:
@@ -253,6 +296,7 @@ SECTIONS = {
     "replay": _replay,
     "session": _session,
     "tail": _tail,
+    "tails": _tails,
 }
 
 if __name__ == "__main__":

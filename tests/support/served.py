@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -128,8 +129,32 @@ class Served:
                 own += memory.uss / 2**20
         return Cost(cpu, rss, own)
 
+    def connections(self, part: str) -> int:
+        """Return how many TCP connections clients have to this part."""
+        found = 0
+        for pid in self._pids(part):
+            every = psutil.Process(pid).net_connections("tcp")
+            ports = {one.laddr.port for one in every if one.status == psutil.CONN_LISTEN}
+            here = [one for one in every if one.status == psutil.CONN_ESTABLISHED]
+            found += sum(one.laddr.port in ports for one in here)
+        return found
+
+    def metric(self, name: str) -> list[float]:
+        """Return the values of a metric as Prometheus would read them; seconds old."""
+        import ray
+
+        self._connect()
+        port_ = ray.nodes()[0]["MetricsExportPort"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port_}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith(name + "{")]
+
     def shards(self) -> dict[str, ShardStatus]:
         """Return the state of each open shard, by namespace."""
+        status = asyncio.run(_host_status(self._connect()))
+        return {r.shard.namespace.name: r.status for r in status.shards if r.status is not None}
+
+    def _connect(self) -> RayDirectory:
         if self._directory is None:
             import ray
 
@@ -142,8 +167,7 @@ class Served:
                 configure_logging=False,
             )
             self._directory = RayDirectory(RAY_NAMESPACE)
-        status = asyncio.run(_host_status(self._directory))
-        return {r.shard.namespace.name: r.status for r in status.shards if r.status is not None}
+        return self._directory
 
     def _pids(self, part: str) -> list[int]:
         record = running_server(self.storage)
