@@ -9,6 +9,8 @@ from tests.tidy.repository import ROOT, named_paths
 
 from mindgrid.api import openapi
 from mindgrid.api.wire import codec
+from mindgrid.api.wire.events import AppendBatchRequest, AppendRequest, RangeRequest, TailRequest
+from mindgrid.api.wire.events import ExpireRequest as ExpireEventsRequest
 from mindgrid.api.wire.messages import (
     CountRequest,
     DeleteRequest,
@@ -27,6 +29,11 @@ REQUESTS: dict[str, type[Message]] = {
     "$URL/Search": SearchRequest,
     "$URL/Delete": DeleteRequest,
     "$URL/Expire": ExpireRequest,
+    "$LOG/Append": AppendRequest,
+    "$LOG/Range": RangeRequest,
+    "$LOG/Tail": TailRequest,
+    "$LOG/Expire": ExpireEventsRequest,
+    "$EVENTS/AppendBatch": AppendBatchRequest,
     "$RECORDS/Get": GetRequest,
     "$RECORDS/List": ListRequest,
     "$RECORDS/Count": CountRequest,
@@ -83,8 +90,8 @@ def test_git_hooks_call_make_targets_and_fetch_nothing() -> None:
 
 def test_the_first_requests_of_the_readme_are_read_by_the_door() -> None:
     text = (ROOT / "README.md").read_text().replace("'$BEFORE'", "2026-01-01T00:00:00Z")
-    calls = re.findall(r"^curl --json '(\{.*?\})' (\$\w+/\w+)$", text, re.M | re.S)
-    assert len(calls) == text.count("curl --json '"), "a request has another form"
+    calls = re.findall(r"^curl (?:-N )?--json '(\{.*?\})' (\$\w+/\w+)$", text, re.M | re.S)
+    assert len(calls) == text.count("--json '"), "a request has another form"
     assert {verb for _, verb in calls} == set(REQUESTS)
     namespaces = {one.name for one in load(ROOT / "deploy" / "mindgrid.yaml").namespaces}
     for body, verb in calls:
