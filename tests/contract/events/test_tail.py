@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from tests.support.log_callers import Desk, LogCaller
 
-BUFFER = 1_024
+from mindgrid.api import episodic
 
 
 def test_a_tail_begins_at_the_live_edge(log: LogCaller) -> None:
@@ -136,6 +137,16 @@ def test_a_client_that_leaves_is_forgotten(desk: Desk, log: LogCaller) -> None:
     for tail in tails:
         tail.leave()
     assert desk.tails(log) == 0
+
+
+def test_an_idle_tail_says_that_it_is_still_there(
+    desk: Desk, log: LogCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episodic, "IDLE_S", 0.05)
+    tail = log.tail()
+    assert [desk.run(tail.stream.line()) for _ in range(3)] == [b"", b"", b""]
+    log.append()
+    assert tail.cursors(1) == [1]
 
 
 def test_an_unknown_namespace_is_told_before_the_stream(log: LogCaller) -> None:
