@@ -31,7 +31,7 @@ from tests.support.streams import Stream
 Json = dict[str, Any]
 T = TypeVar("T")
 EPISODIC, EVENTS = "/mindd.episodic.v1.Episodic", "/mindgrid.v1.Events"
-LOGS = 64
+LOGS = 128
 """Each claim takes a log of its own."""
 SMALL = LogConfig(seal_events=64, seal_after_s=1.0, merge_fanout=3, recent_events=64)
 
@@ -39,7 +39,7 @@ SMALL = LogConfig(seal_events=64, seal_after_s=1.0, merge_fanout=3, recent_event
 def log_specs(driver: Driver) -> tuple[LogSpec, ...]:
     """Return the logs that claims use up."""
     return tuple(
-        LogSpec(NamespaceKey("episodic", f"log-{n:02}"), SMALL, driver) for n in range(LOGS)
+        LogSpec(NamespaceKey("episodic", f"log-{n:03}"), SMALL, driver) for n in range(LOGS)
     )
 
 
@@ -175,7 +175,7 @@ class Desk:
 
     def log(self) -> LogCaller:
         """Return a log of the claim's own."""
-        return LogCaller(self, f"log-{next(self._numbers):02}")
+        return LogCaller(self, f"log-{next(self._numbers):03}")
 
     def post(self, path: str, content: str) -> httpx2.Response:
         """Return the whole answer."""
