@@ -35,7 +35,8 @@ class _Follower:
     Watchers take it inside a log's own lock.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, life: int) -> None:
+        self.life = life
         self.lock = threading.Condition()
         self.items: dict[NamespaceKey, port.FollowItem] = {}
         self.watched: dict[NamespaceKey, tuple[EpisodicLog, Callable[[], None]]] = {}
@@ -122,17 +123,18 @@ class Follows:
             follower.end()
 
     def _follower(self, call: port.FollowCall) -> _Follower | None:
-        former = None
         with self._lock:
             known = self._followers.get(call.follower)
+            if known is not None and call.life <= known.life:
+                # A late call of an earlier life must change nothing.
+                return known if call.life == known.life else None
             if not call.begins:
-                return known
+                return None
             if known is None and len(self._followers) >= FOLLOWERS_MAX:
                 raise Exhausted("the followers of one host", FOLLOWERS_MAX)
-            former = known
-            fresh = self._followers[call.follower] = _Follower()
-        if former is not None:
-            former.end()
+            fresh = self._followers[call.follower] = _Follower(call.life)
+        if known is not None:
+            known.end()
         return fresh
 
     def _wait(self, follower: _Follower, turn: int, until: float) -> port.FollowAnswer:

@@ -246,12 +246,13 @@ class FollowItem(_Message, frozen=True):
 class FollowCall(_Message, frozen=True):
     """What has changed in the logs that a follower has at this host, since its last call.
 
-    A follower is whoever chose the name `follower`. A `begins` forgets what it said before. The
-    host answers an earlier call of the same follower at once.
+    A follower is whoever chose the name `follower`. One that `begins` has said nothing yet in this
+    `life`; a higher life ends the one before. The host answers an earlier call at once.
     """
 
     epoch: int
     follower: str
+    life: int
     begins: bool
     moved: list[FollowItem]
     left: list[NamespaceKey]

@@ -163,7 +163,7 @@ class _Follower:
 
     def __init__(self, host: str) -> None:
         self.host = host
-        self.name = str(uuid.uuid4())
+        self.life = 0
         self.begins = True
         self.feeds: dict[NamespaceKey, _Feed] = {}
         self.moved: set[NamespaceKey] = set()
@@ -183,12 +183,13 @@ class _Follower:
         self.left.add(key)
         self.changed.set()
 
-    def said(self, epoch: int) -> port.FollowCall:
+    def said(self, name: str, epoch: int) -> port.FollowCall:
         """Return the next call, which says all that is to be said."""
         moved = self.feeds if self.begins else self.moved
         call = port.FollowCall(
             epoch,
-            self.name,
+            name,
+            self.life,
             self.begins,
             [self.feeds[key].item() for key in moved],
             [] if self.begins else list(self.left),
@@ -210,6 +211,7 @@ class Tails:
         self.note: Note | None = None
         self._router = router
         self._buffer_events = buffer_events
+        self._name = str(uuid.uuid4())
         self._feeds: dict[NamespaceKey, _Feed] = {}
         self._followers: dict[str, _Follower] = {}
         self._open: dict[NamespaceKey, set[Tail]] = {}
@@ -310,17 +312,17 @@ class Tails:
     async def _ask(self, follower: _Follower) -> bool:
         """Make one call and hand on what it brings; False if it failed, or a log did."""
         gate = self._router.gate(follower.host)
-        name = follower.name
-        call = follower.said(gate.epoch)
+        life = follower.life
+        call = follower.said(self._name, gate.epoch)
         try:
             async with asyncio.timeout(_WAIT_S + _SPARE_S):
                 answer = await gate.follow(call)
         except (MindgridError, TimeoutError) as error:
-            if name != follower.name:
+            if life != follower.life:
                 return True  # A call of an earlier life; what became of that is known.
             await self._begin_anew(follower, error)
             return False
-        if name != follower.name:
+        if life != follower.life:
             return True
         if not answer.known:
             self._forget(follower)
@@ -332,7 +334,7 @@ class Tails:
         return not any(errors)
 
     def _forget(self, follower: _Follower) -> None:
-        follower.name, follower.begins = str(uuid.uuid4()), True
+        follower.life, follower.begins = follower.life + 1, True
         follower.changed.set()
 
     async def _begin_anew(self, follower: _Follower, error: MindgridError | TimeoutError) -> None:
