@@ -1,8 +1,8 @@
 """An episodic log over HTTP: `PYTHONPATH=src:. python tests/bench/events.py [section …]`.
 
-Sections: append, batch, replay, session, tail, tails; all without an argument. One server of its
-own serves them. Beside `append` runs PostgreSQL, where it is installed: the same events, a counter
-row a namespace, every commit synced, asked by pgbench over as many connections.
+Sections: append, batch, replay, session, open, tail, tails; all without an argument. One server of
+its own serves them. Beside `append` runs PostgreSQL, where it is installed: the same events, a
+counter row a namespace, every commit synced, asked by pgbench over as many connections.
 """
 
 from __future__ import annotations
@@ -129,6 +129,21 @@ def _session(server: Served) -> None:
         times.append(1e3 * (time.perf_counter() - started))
         assert count == SESSION
     print(f"a session of {SESSION} out of {EVENTS:,}: {_spread(times)} ms")
+
+
+def _open(server: Served) -> None:
+    """The first read of the long log after a start, which opens it, and what that holds."""
+    _fill(server)
+    time.sleep(10)  # What is due is sealed and merged meanwhile.
+    server.stop()
+    server.start()
+    _lines(server, RANGE, {"namespace": NAMES[0], "limit": 1})
+    before = server.cost("host").own_mib
+    started = time.perf_counter()
+    _lines(server, RANGE, {"namespace": "long", "limit": 1})
+    seconds = time.perf_counter() - started
+    held = (server.cost("host").own_mib - before) * 2**20
+    print(f"{EVENTS:,} events opened in {seconds:.2f} s, {held / EVENTS:.0f} bytes each")
 
 
 def _tail(server: Served) -> None:
@@ -295,6 +310,7 @@ SECTIONS = {
     "batch": _batch,
     "replay": _replay,
     "session": _session,
+    "open": _open,
     "tail": _tail,
     "tails": _tails,
 }
