@@ -90,8 +90,9 @@ def _comments(file: FileDescriptorProto) -> dict[tuple[int, ...], str]:
 
 
 def _operation(method: MethodDescriptorProto, service: str, words: str, built: bool) -> Json:
-    media = "application/x-ndjson" if method.server_streaming else "application/json"
-    answer = _reference(method.output_type)
+    media, answer = "application/json", _reference(method.output_type)
+    if method.server_streaming:
+        media, answer = "application/x-ndjson", _line(answer)
     later = "" if built else "Not in this release: answers 501. "
     return {
         "operationId": f"{service}.{method.name}",
@@ -107,6 +108,15 @@ def _operation(method: MethodDescriptorProto, service: str, words: str, built: b
             "default": _error("The call failed."),
         },
     }
+
+
+def _line(message: Json) -> Json:
+    words = (
+        "A line of the stream. Empty lines say only that it is still there; an error is the last."
+    )
+    error = {"$ref": "#/components/schemas/Error"}
+    properties = {"result": message, "error": error}
+    return {"type": "object", "description": words, "properties": properties}
 
 
 def _health() -> Json:
