@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,11 @@ def _try_to_append(journal: Journal, lock: FolderLock) -> None:
     os._exit(1)
 
 
+def _say_that_it_runs_and_sleep(runs: Connection) -> None:
+    runs.send(None)
+    signal.pause()
+
+
 def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     journal = Journal(lock, 1)
@@ -177,8 +183,10 @@ def test_a_forked_child_neither_writes_nor_keeps_the_lock(tmp_path: Path) -> Non
     child.start()
     child.join()
     assert child.exitcode == 7
-    sleeper = context.Process(target=signal.pause)
+    runs, said = context.Pipe(duplex=False)
+    sleeper = context.Process(target=_say_that_it_runs_and_sleep, args=(said,))
     sleeper.start()
+    assert runs.poll(30)  # it closes its copy of the lock before it comes to say so
     journal.append(Entry(1, 1, 1, b"parent"))
     journal.close()
     lock.release()
