@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pytest
-from tests.support.servers import Json, KillableServer, Refused, eventually
+from tests.support.servers import SEMANTIC, Json, KillableServer, Refused, eventually
 
 from mindgrid.cluster.spec import NamespaceKey, shard_folder
 
@@ -28,7 +28,6 @@ RECORDS = 4
 """Of each writer, written again and again."""
 ROUNDS = 2
 SOAK_ROUNDS = 20
-SEMANTIC = "/mindd.semantic.v1.Semantic"
 BODY_BYTES_MAX = 1 << 20
 
 
@@ -229,11 +228,6 @@ class Writers:
         print(f"{sum(self.acknowledged)} writes; refused meanwhile: {len(self.refusals)}")
 
 
-def kill_all(server: KillableServer) -> None:
-    server.kill_all()
-    server.start()
-
-
 def kill_host(server: KillableServer) -> None:
     server.kill("ray::Host")
 
@@ -243,18 +237,11 @@ def kill_coordinator(server: KillableServer) -> None:
 
 
 def kill_raylet(server: KillableServer) -> None:
-    kill_of_the_head(server, "raylet")
+    server.kill_head("raylet")
 
 
 def kill_gcs(server: KillableServer) -> None:
-    kill_of_the_head(server, "gcs_server")
-
-
-def kill_of_the_head(server: KillableServer, name: str) -> None:
-    server.kill(name)
-    # The orphaned door answers on for seconds, until the supervisor ends it with all the rest.
-    server.named(name)
-    eventually(server.is_ready)
+    server.kill_head("gcs_server")
 
 
 class Revisers:
@@ -348,7 +335,7 @@ KILLS = {
     "host": (kill_host, kill_host),
     "coordinator": (kill_coordinator, kill_coordinator),
     "head": (kill_raylet, kill_gcs),
-    "server": (kill_all, kill_all),
+    "server": (KillableServer.kill_and_start,) * 2,
 }
 
 

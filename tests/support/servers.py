@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,13 @@ _NAMESPACE = """\
     shards: {shards}
     embedder: {{provider: fake, dimensions: 8}}
 """
+_LOG = "  - {{block: episodic, name: {name}}}\n"
 
 Json = dict[str, Any]
+SEMANTIC = "/mindd.semantic.v1.Semantic"
+WAIT_S = 60.0
+"""How long an answer may take."""
+_JSON = {"content-type": "application/json"}
 
 
 class Refused(Exception):
@@ -59,15 +64,25 @@ class Refused(Exception):
 class KillableServer:
     """`mindgrid serve` on free ports and a storage folder of its own."""
 
-    def __init__(self, folder: Path, namespaces: dict[str, int], hosts: int = 1) -> None:
-        """Write the configuration: namespaces with their number of shards. Nothing runs yet."""
+    def __init__(
+        self,
+        folder: Path,
+        namespaces: dict[str, int] | None = None,
+        hosts: int = 1,
+        logs: Sequence[str] = (),
+    ) -> None:
+        """Write the configuration: semantic namespaces with their number of shards, and logs.
+
+        Nothing runs yet.
+        """
         self.storage = folder / "storage"
         self.port = _free_port()
         self._config = folder / "mindgrid.yaml"
         self._log = folder / "serve.log"
         self._config.write_text(
             _CONFIG.format(http=self.port, grpc=_free_port(), storage=self.storage, hosts=hosts)
-            + "".join(_NAMESPACE.format(name=n, shards=s) for n, s in namespaces.items())
+            + "".join(_NAMESPACE.format(name=n, shards=s) for n, s in (namespaces or {}).items())
+            + "".join(_LOG.format(name=name) for name in logs)
         )
         self._child: subprocess.Popen[str] | None = None
 
@@ -128,6 +143,18 @@ class KillableServer:
         eventually(lambda: not is_running(found.process))
         return found
 
+    def kill_and_start(self) -> None:
+        """Kill -9 all of it, and return once it is ready again."""
+        self.kill_all()
+        self.start()
+
+    def kill_head(self, name: str) -> None:
+        """Kill -9 a process of Ray's head, and return once what follows is ready."""
+        self.kill(name)
+        # The orphaned door answers on for seconds, until the supervisor ends it with all the rest.
+        self.named(name)
+        eventually(self.is_ready)
+
     def named(self, name: str) -> ProcessRecord:
         """Return the running process whose name holds this; it may take seconds to be recorded."""
         deadline = time.monotonic() + START_WAIT_S
@@ -153,32 +180,69 @@ class KillableServer:
         except (OSError, http.client.HTTPException):
             return False
 
-    def call(self, method: str, body: Json | bytes, namespace: str = "kept") -> Json:
-        """Return the answer of one verb; raises Refused, or OSError where nobody answers."""
+    def call(
+        self,
+        method: str,
+        body: Json | bytes,
+        namespace: str = "kept",
+        service: str = SEMANTIC,
+        wait_s: float = WAIT_S,
+    ) -> Json:
+        """Return the answer of one verb; raises Refused, or OSError where nobody answers.
+
+        It hangs up, with TimeoutError, after so many seconds without an answer.
+        """
         content = body
         if not isinstance(content, bytes):
             content = json.dumps({"namespace": namespace, **content}).encode()
-        status, answer = self.ask("POST", f"/mindd.semantic.v1.Semantic/{method}", content)
-        try:
-            found: Json = json.loads(answer)
-        except ValueError:
-            found = {}  # HAProxy answers in plain text while no replica is up.
+        status, answer = self.ask("POST", f"{service}/{method}", content, wait_s=wait_s)
         if status != 200:
-            raise Refused(status, found.get("code", 14), found.get("message", answer.decode()))
+            raise _refusal(status, answer)
+        found: Json = json.loads(answer)
         return found
 
+    @contextmanager
+    def stream(self, path: str, body: Json, idle_s: float) -> Iterator[Iterator[bytes]]:
+        """Yield the lines of an answer as they come.
+
+        Raises what `call` does, and TimeoutError where no line comes for `idle_s`. The lines also
+        end where the connection breaks off.
+        """
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=idle_s)
+        try:
+            connection.request("POST", path, json.dumps(body), _JSON)
+            with connection.getresponse() as response:
+                if response.status != 200:
+                    raise _refusal(response.status, response.read())
+                yield iter(response.readline, b"")
+        finally:
+            connection.close()
+
     def ask(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        wait_s: float = WAIT_S,
     ) -> tuple[int, bytes]:
         """Return status and body of any request, made over a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        headers = {"content-type": "application/json"} if headers is None else headers
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=wait_s)
+        headers = _JSON if headers is None else headers
         try:
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             return response.status, response.read()
         finally:
             connection.close()
+
+
+def _refusal(status: int, answer: bytes) -> Refused:
+    try:
+        said: Json = json.loads(answer)
+    except ValueError:
+        said = {}  # HAProxy answers in plain text while no replica is up.
+    return Refused(status, said.get("code", 14), said.get("message", answer.decode()))
 
 
 def eventually(claim: Callable[[], bool], within_s: float = START_WAIT_S) -> None:
