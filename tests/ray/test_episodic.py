@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 import ray
-from tests.contract.events import test_append, test_examples, test_expire, test_range, test_tail
+from tests.contract.events import (
+    test_airline,
+    test_append,
+    test_examples,
+    test_expire,
+    test_range,
+    test_tail,
+)
 from tests.support.log_callers import Desk, desk_of, log, log_specs  # noqa: F401 - a fixture
 
 from mindgrid.cluster.coordinator import COORDINATOR, RayDirectory, configure
@@ -19,7 +26,8 @@ pytestmark = pytest.mark.ray
 
 HOSTS = 2
 
-for module in (test_append, test_examples, test_expire, test_range, test_tail):
+CLAIMS = test_airline, test_append, test_examples, test_expire, test_range, test_tail
+for module in CLAIMS:
     for name, claim in list(vars(module).items()):
         if name.startswith("test_"):
             assert globals().setdefault(name, claim) is claim, f"two claims are called {name}"

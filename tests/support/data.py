@@ -1,4 +1,4 @@
-"""Vectors and texts for tests and benchmarks: seeded ones, and the WordNet set where it is."""
+"""Vectors, texts and events for tests and benchmarks: seeded ones, and real sets where they are."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,11 +69,23 @@ def wordnet() -> DataSet | None:
 
 def glosses() -> list[str] | None:
     """Return the 50,000 sentences of `wordnet`; None where the data is absent."""
-    path = data_folder() / "wordnet" / "glosses.jsonl.gz"
+    lines = _json_lines(data_folder() / "wordnet" / "glosses.jsonl.gz")
+    return None if lines is None else [line["content"] for line in lines]
+
+
+def airline_events() -> list[dict[str, Any]] | None:
+    """Return 5,108 events of 200 episodes, one episode after another; None where they are absent.
+
+    Each has episode, seq, kind, actor, tool (or None), content and metadata.
+    """
+    return _json_lines(data_folder() / "airline" / "events.jsonl.gz")
+
+
+def _json_lines(path: Path) -> list[dict[str, Any]] | None:
     if not path.is_file():
         return None
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["content"] for line in lines]
+        return [json.loads(line) for line in lines]
 
 
 def _unit(rows: Rows) -> Rows:

@@ -11,7 +11,8 @@ from typing import TypedDict, cast
 import pytest
 from tests.tidy.repository import ROOT, tracked
 
-TABLE = ROOT / "tests" / "contract" / "seed_semantic.toml"
+CLAIMS = {"seed_semantic.toml": "semantic", "seed_episodic.toml": "events"}
+"""Of each table in tests/contract, the folder of the claims that it must name."""
 
 
 class Row(TypedDict, total=False):
@@ -26,14 +27,19 @@ class Row(TypedDict, total=False):
 
 
 class Table(TypedDict):
-    """See the head of the file."""
+    """See the head of seed_semantic.toml."""
 
     row: list[Row]
     decision: list[Row]
 
 
-ROWS = cast(Table, tomllib.loads(TABLE.read_text()))
-ALL = [*ROWS["row"], *ROWS["decision"]]
+def _promises(table: str) -> list[Row]:
+    read = cast(Table, tomllib.loads((ROOT / "tests" / "contract" / table).read_text()))
+    return [*read["row"], *read["decision"]]
+
+
+TABLES = {table: _promises(table) for table in CLAIMS}
+ALL = [row for rows in TABLES.values() for row in rows]
 
 
 def _promise(row: Row) -> str:
@@ -67,17 +73,19 @@ def test_what_is_put_off_or_replaced_says_to_what() -> None:
         assert re.match(r"CONTRACT 1\.\d.*: .", row.get("replaced", "CONTRACT 1.0: x"))
 
 
-def test_no_promise_stands_twice() -> None:
-    promises = [_promise(row) for row in ALL]
+@pytest.mark.parametrize("table", TABLES)
+def test_no_promise_stands_twice(table: str) -> None:
+    promises = [_promise(row) for row in TABLES[table]]
     assert len(promises) == len(set(promises))
 
 
-def test_every_claim_about_the_semantic_block_shows_a_promise() -> None:
-    named = {name for row in ALL for name in row.get("tests", [])}
+@pytest.mark.parametrize("table", TABLES)
+def test_every_claim_about_a_block_shows_a_promise(table: str) -> None:
+    named = {name for row in TABLES[table] for name in row.get("tests", [])}
     claims = {
         f"{path}::{test}"
         for path in map(str, tracked())
-        if path.startswith("tests/contract/semantic/test_")
+        if path.startswith(f"tests/contract/{CLAIMS[table]}/test_")
         for test in _tests(path)
     }
     assert sorted(claims - named) == []

@@ -12,6 +12,15 @@ from tests.support.log_callers import Desk, Json, LogCaller
 MESSAGE: Json = {"type": "message"}
 BATCH_MAX = 1_000
 TEXT_BYTES_MAX = 512
+ODD_TEXTS = [
+    " ",
+    "line\nbreaks\r\n\u2028\u2029\x85\x0b\x0c\x1c\x1d",
+    '"quoted" \\ and \\u0041',
+    "\0\x1f\x7f",
+    "🛫 ñ 中文 \u202e e\u0301",
+    '{"error": {"code": 5}}',
+    "long " * (TEXT_BYTES_MAX // 5),
+]
 
 
 def batch(log: LogCaller, *events: Json, **more: object) -> list[Json]:
@@ -78,6 +87,34 @@ def test_an_event_comes_back_with_every_field_it_was_given(log: LogCaller) -> No
     }
     log.fill(200)
     assert log.range(limit=1) == [event]
+
+
+def test_any_text_comes_back_as_it_was_given(log: LogCaller) -> None:
+    tail = log.tail()
+    for text in ODD_TEXTS:
+        given: Json = {
+            "type": text,
+            "metadata": {text: text, "": text},
+            "role": text,
+            "sessionId": text,
+            "dedupKey": text,
+            "source": text,
+        }
+        stored = log.append(text, **given)
+        del given["dedupKey"]  # the server's own, which no answer shows
+        assert stored == stored | given
+        assert base64.b64decode(stored["payload"]).decode() == text
+        assert tail.next() == [stored]
+        assert log.range(sessionId=text, role=text, type=text) == [stored]
+        assert log.append(**given, dedupKey=text) == stored
+    assert log.cursors() == list(range(1, len(ODD_TEXTS) + 1))
+
+
+def test_any_bytes_are_a_payload(log: LogCaller) -> None:
+    payloads = [bytes(range(256)), b"\0", b"\r\n", b"\xff" * 100_000]
+    for payload in payloads:
+        log.call("Append", **MESSAGE, payload=base64.b64encode(payload).decode())
+    assert [base64.b64decode(event["payload"]) for event in log.range()] == payloads
 
 
 def test_an_event_needs_nothing_but_its_type(log: LogCaller) -> None:
