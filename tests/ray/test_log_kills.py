@@ -28,7 +28,7 @@ from tests.support.log_history import (
     check_read,
     check_tail,
 )
-from tests.support.servers import WAIT_S, Json, KillableServer, Refused, eventually
+from tests.support.servers import SILENCE_MAX_S, WAIT_S, Json, KillableServer, Refused, eventually
 
 pytestmark = pytest.mark.ray
 
@@ -318,10 +318,21 @@ class Clients:
 
 
 def killing(server: KillableServer) -> Iterator[Callable[[], object]]:
-    """Yield kills of a host or of the coordinator, in a random order."""
-    random = Random(11)
-    while True:
-        yield partial(server.kill, random.choice(["ray::Host", "ray::Coord"]))
+    """Yield kills of a host and of the coordinator, and hosts that fall asleep and wake up.
+
+    One of two sleeps for so long that it is replaced meanwhile.
+    """
+    host, coordinator = "ray::Host", "ray::Coord"
+    return cycle(
+        [
+            partial(server.kill, host),
+            partial(server.pause, host, SILENCE_MAX_S + 2.0),
+            partial(server.kill, coordinator),
+            partial(server.kill, host),
+            partial(server.pause, host, 0.5),
+            partial(server.kill, coordinator),
+        ]
+    )
 
 
 def killing_more(server: KillableServer) -> Iterator[Callable[[], object]]:

@@ -23,6 +23,8 @@ from mindgrid.cluster.session import session_of
 from mindgrid.cluster.supervisor import ProcessRecord, State, running_server
 
 ROOT = Path(__file__).resolve().parents[2]
+SILENCE_MAX_S = 5.0
+"""After so long without a sign of life a host is replaced."""
 START_WAIT_S = 180.0
 """20 s on a quiet machine."""
 
@@ -33,7 +35,7 @@ auth: {{mode: "off"}}
 backends: [{{name: main, driver: lance}}]
 engine:
   {{seal_rows: 48, seal_after: 1s, exact_rows_max: 64, index_rows_min: 128, merge_fanout: 3}}
-cluster: {{hosts: {hosts}, silence_max: 5s}}
+cluster: {{hosts: {hosts}, silence_max: {silence_max_s}s}}
 namespaces:
 """
 _NAMESPACE = """\
@@ -80,7 +82,13 @@ class KillableServer:
         self._config = folder / "mindgrid.yaml"
         self._log = folder / "serve.log"
         self._config.write_text(
-            _CONFIG.format(http=self.port, grpc=_free_port(), storage=self.storage, hosts=hosts)
+            _CONFIG.format(
+                http=self.port,
+                grpc=_free_port(),
+                storage=self.storage,
+                hosts=hosts,
+                silence_max_s=SILENCE_MAX_S,
+            )
             + "".join(_NAMESPACE.format(name=n, shards=s) for n, s in (namespaces or {}).items())
             + "".join(_LOG.format(name=name) for name in logs)
         )
@@ -154,6 +162,15 @@ class KillableServer:
         # The orphaned door answers on for seconds, until the supervisor ends it with all the rest.
         self.named(name)
         eventually(self.is_ready)
+
+    def pause(self, name: str, seconds: float) -> None:
+        """Stop the process whose name holds this for so long, and let it go on if it is there."""
+        found = self.named(name)
+        os.kill(found.pid, signal.SIGSTOP)
+        time.sleep(seconds)
+        if is_running(found.process):
+            with suppress(ProcessLookupError):
+                os.kill(found.pid, signal.SIGCONT)
 
     def named(self, name: str) -> ProcessRecord:
         """Return the running process whose name holds this; it may take seconds to be recorded."""
