@@ -8,6 +8,7 @@ take; docs/decisions/0005 lists the differences.
 from __future__ import annotations
 
 import binascii
+import json
 import math
 import re
 import struct
@@ -39,7 +40,7 @@ _SECOND = 1_000_000
 
 def shown(value: object) -> str:
     """Return `value` short enough for a message; a caller may have sent megabytes of it."""
-    text = repr(value)
+    text = repr(value) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 64 else text[:61] + "..."
 
 
