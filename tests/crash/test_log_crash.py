@@ -34,7 +34,8 @@ def run_writer(folder: Path, fault: str, operations: int) -> tuple[int, dict[int
     assert done.returncode in (0, -9), done.stderr
     acknowledged: dict[int, int] = {}
     removed = 0
-    for line in done.stdout.splitlines():
+    *lines, _ = done.stdout.split("\n")  # what follows the last newline was cut
+    for line in lines:
         if line.startswith("removed until"):
             removed = int(line.split()[2])
         elif line[:1].isdigit():

@@ -30,8 +30,9 @@ def run_writer(folder: Path, fault: str, operations: int) -> tuple[int, dict[int
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
     )
-    lines = [line.split() for line in done.stdout.splitlines() if line[:1].isdigit()]
-    acknowledged = {int(k): int(version) for k, version, *_ in lines}
+    *lines, _ = done.stdout.split("\n")  # what follows the last newline was cut
+    numbers = [line.split() for line in lines if line[:1].isdigit()]
+    acknowledged = {int(k): int(version) for k, version, *_ in numbers}
     assert done.returncode in (0, -9), done.stderr
     return done.returncode, acknowledged
 
