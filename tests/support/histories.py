@@ -301,7 +301,7 @@ _settles = st.builds(
     Settle, slot=st.integers(0, 1), after=st.none() | st.integers(0, 50_000) | st.just(0)
 )
 promising_histories = st.builds(
-    lambda seed, operations: [*_bulk(seed), *operations, Settle(0, 0), Settle(1, 0)],
+    lambda seed, operations: [*_bulk(seed), *operations, Settle(0, 0), Settle(1, None)],
     seed=st.integers(0, 2**32 - 1),
     operations=st.lists(
         st.one_of(_promises, _settles, _settles, operations, operations, operations),
