@@ -13,6 +13,14 @@ MESSAGE: Json = {"type": "message"}
 BATCH_MAX = 1_000
 TEXT_BYTES_MAX = 512
 
+ODD_TEXTS = [
+    *("\u2028", "a\u2029b", "a\u0085b", "\x0b\x0c\x1c\x1d\x1e", "\r\n", "\n", "\x00", "\x7f"),
+    *('"', "'", '"\\', "\\u2028", "\\n", '{"result": {}}', "</script>", "%2F", "null", "0"),
+    *(" ", "  a  ", "\ufeff", "\uffff", "e\u0301", "\u00e9", "日本語", "שלום"),
+    *("\U0001f600", "\U0001f468\u200d\U0001f469", "\U0001d11e" * (TEXT_BYTES_MAX // 4)),
+]
+"""Each is a line's end, a mark of JSON or a character that some code takes for something else."""
+
 
 def batch(log: LogCaller, *events: Json, **more: object) -> list[Json]:
     """Append events at once and return them."""
@@ -78,6 +86,51 @@ def test_an_event_comes_back_with_every_field_it_was_given(log: LogCaller) -> No
     }
     log.fill(200)
     assert log.range(limit=1) == [event]
+
+
+def test_any_text_comes_back_as_it_was_given(log: LogCaller) -> None:
+    tail = log.tail()
+    told = []
+    for text in ODD_TEXTS:
+        given = {
+            "type": text,
+            "role": text,
+            "sessionId": text,
+            "source": text * 100,
+            "metadata": {text: "", "": text, text + "key": text * 50},
+            "supersedes": [text],
+            "payload": base64.b64encode(text.encode()).decode(),
+        }
+        event = log.call("Append", dedupKey=text, **given)["event"]
+        server_set = ("id", "cursor", "timestamp")
+        assert event == given | {field: event[field] for field in server_set}
+        told.append(event)
+    log.fill(200)
+    assert log.range(limit=len(told)) == tail.next(len(told)) == told
+    assert log.replay().next(len(told)) == told
+    for text, event in zip(ODD_TEXTS, told, strict=True):
+        # Each is a key and a value of its own, and equal to nothing else.
+        assert log.append(type="else", dedupKey=text) == event
+        assert log.range(type=text) == log.range(role=text) == log.range(sessionId=text) == [event]
+
+
+def test_empty_and_large_values_come_back_as_they_were_given(log: LogCaller) -> None:
+    large = "\u2028\U0001f600 and more" * 20_000
+    octets = base64.b64encode(bytes(range(256)) * 8_000).decode()
+    metadata = {"": "", "large": large} | {f"key {n}": "" for n in range(1_000)}
+    tail = log.tail()
+    empty: Json = {"role": "", "sessionId": "", "source": "", "dedupKey": ""}
+    empty |= {"payload": "", "metadata": {}, "supersedes": []}
+    told = [
+        log.call("Append", type="large", payload=octets, source=large, metadata=metadata)["event"],
+        log.call("Append", type="empty", **empty)["event"],
+    ]
+    assert (told[0]["payload"], told[0]["source"]) == (octets, large)
+    assert told[0]["metadata"] == metadata
+    assert told[1].keys() == {"id", "cursor", "timestamp", "type"}
+    assert log.range() == tail.next(2) == log.replay().next(2) == told
+    log.fill(200)
+    assert log.range(limit=2) == told
 
 
 def test_an_event_needs_nothing_but_its_type(log: LogCaller) -> None:
