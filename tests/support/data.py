@@ -1,4 +1,4 @@
-"""Vectors and texts for tests and benchmarks: seeded ones, and the WordNet set where it is."""
+"""Data for tests and benchmarks: seeded vectors, and the shared data sets where they are."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ class DataSet:
     name: str
     rows: Rows
     queries: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEvent:
+    """What somebody said or did in an episode; `id` is its `episode` and `seq`, from 1 on."""
+
+    id: str
+    episode: str
+    seq: int
+    kind: str
+    actor: str
+    tool: str | None
+    content: str
+    metadata: dict[str, float]
 
 
 def mixture(
@@ -73,6 +87,15 @@ def glosses() -> list[str] | None:
         return None
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line)["content"] for line in lines]
+
+
+def airline() -> list[AgentEvent] | None:
+    """Return 5,108 events, one of 200 episodes after the other; None where the data is absent."""
+    path = data_folder() / "airline" / "events.jsonl.gz"
+    if not path.is_file():
+        return None
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [AgentEvent(**json.loads(line)) for line in lines]
 
 
 def _unit(rows: Rows) -> Rows:
