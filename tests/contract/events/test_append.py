@@ -48,6 +48,14 @@ def test_two_namespaces_count_by_themselves(desk: Desk, log: LogCaller) -> None:
     assert (log.cursors(), other.cursors()) == ([1, 2, 3, 4], [1, 2])
 
 
+def test_appends_that_are_under_way_at_once_have_one_run_of_cursors(log: LogCaller) -> None:
+    answers = log.at_once("Append", [{"type": f"t{n}"} for n in range(100)])
+    events = [answer["event"] for answer in answers]
+    assert [event["type"] for event in events] == [f"t{n}" for n in range(100)]
+    assert sorted(cursors_of(events)) == list(range(1, 101))
+    assert log.range() == sorted(events, key=lambda event: int(event["cursor"]))
+
+
 def test_id_and_time_are_the_servers(log: LogCaller) -> None:
     events = [log.append() for _ in range(20)]
     assert len({uuid.UUID(event["id"]) for event in events}) == 20
@@ -181,6 +189,17 @@ def test_a_repeated_dedup_key_returns_the_stored_event_whatever_else_it_carries(
     assert log.append("v2", dedupKey="msg-42", **other) == first
     assert log.cursors() == list(range(1, 302))
     assert log.range(limit=1) == [first]
+
+
+def test_of_appends_under_one_key_that_are_under_way_at_once_one_writes(log: LogCaller) -> None:
+    bodies: list[Json] = [{"type": f"t{n}", "dedupKey": f"k{n % 5}"} for n in range(50)]
+    events = [answer["event"] for answer in log.at_once("Append", bodies)]
+    stored = log.range()
+    assert cursors_of(stored) == [1, 2, 3, 4, 5]
+    for key in range(5):
+        told = events[key::5]
+        assert told == told[:1] * 10
+        assert told[0] in stored
 
 
 def test_an_empty_dedup_key_is_none(log: LogCaller) -> None:
