@@ -1,4 +1,4 @@
-"""What the specification and the contract promise is shown by tests that exist, or put off."""
+"""What the specifications and the contract promise is shown by tests that exist, or put off."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import TypedDict, cast
 import pytest
 from tests.tidy.repository import ROOT, tracked
 
-TABLE = ROOT / "tests" / "contract" / "seed_semantic.toml"
+CLAIMS = {"semantic": "semantic", "episodic": "events"}
+"""The folder in tests/contract of each block's claims; `seed_<block>.toml` lies beside it."""
 
 
 class Row(TypedDict, total=False):
-    """A sentence of the specification, or the words of a decision."""
+    """A sentence of a specification, or the words of a decision."""
 
     seed: str
     words: str
@@ -26,14 +27,20 @@ class Row(TypedDict, total=False):
 
 
 class Table(TypedDict):
-    """See the head of the file."""
+    """See the head of the files."""
 
     row: list[Row]
     decision: list[Row]
 
 
-ROWS = cast(Table, tomllib.loads(TABLE.read_text()))
-ALL = [*ROWS["row"], *ROWS["decision"]]
+def _rows(block: str) -> list[Row]:
+    text = (ROOT / "tests" / "contract" / f"seed_{block}.toml").read_text()
+    table = cast(Table, tomllib.loads(text))
+    return [*table["row"], *table["decision"]]
+
+
+ROWS = {block: _rows(block) for block in CLAIMS}
+ALL = [row for rows in ROWS.values() for row in rows]
 
 
 def _promise(row: Row) -> str:
@@ -67,17 +74,20 @@ def test_what_is_put_off_or_replaced_says_to_what() -> None:
         assert re.match(r"CONTRACT 1\.\d.*: .", row.get("replaced", "CONTRACT 1.0: x"))
 
 
-def test_no_promise_stands_twice() -> None:
-    promises = [_promise(row) for row in ALL]
+@pytest.mark.parametrize("block", CLAIMS)
+def test_no_promise_stands_twice(block: str) -> None:
+    promises = [_promise(row) for row in ROWS[block]]
     assert len(promises) == len(set(promises))
 
 
-def test_every_claim_about_the_semantic_block_shows_a_promise() -> None:
-    named = {name for row in ALL for name in row.get("tests", [])}
+@pytest.mark.parametrize("block", CLAIMS)
+def test_every_claim_about_a_block_shows_a_promise(block: str) -> None:
+    named = {name for row in ROWS[block] for name in row.get("tests", [])}
     claims = {
         f"{path}::{test}"
         for path in map(str, tracked())
-        if path.startswith("tests/contract/semantic/test_")
+        if path.startswith(f"tests/contract/{CLAIMS[block]}/test_")
         for test in _tests(path)
     }
+    assert claims
     assert sorted(claims - named) == []
