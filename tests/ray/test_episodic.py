@@ -16,6 +16,7 @@ from tests.contract.events import (
     test_range,
     test_tail,
 )
+from tests.contract.events.test_airline import told  # noqa: F401 - a fixture
 from tests.support.log_callers import Desk, desk_of, log, log_specs  # noqa: F401 - a fixture
 
 from mindgrid.cluster.coordinator import COORDINATOR, RayDirectory, configure

@@ -1,4 +1,4 @@
-"""Vectors, texts and events for tests and benchmarks: seeded ones, and real sets where they are."""
+"""Data for tests and benchmarks: seeded vectors, and the shared data sets where they are."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,20 @@ class DataSet:
     name: str
     rows: Rows
     queries: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEvent:
+    """What somebody said or did in an episode; `id` is its `episode` and `seq`, from 1 on."""
+
+    id: str
+    episode: str
+    seq: int
+    kind: str
+    actor: str
+    tool: str | None
+    content: str
+    metadata: dict[str, float]
 
 
 def mixture(
@@ -69,23 +82,20 @@ def wordnet() -> DataSet | None:
 
 def glosses() -> list[str] | None:
     """Return the 50,000 sentences of `wordnet`; None where the data is absent."""
-    lines = _json_lines(data_folder() / "wordnet" / "glosses.jsonl.gz")
-    return None if lines is None else [line["content"] for line in lines]
-
-
-def airline_events() -> list[dict[str, Any]] | None:
-    """Return 5,108 events of 200 episodes, one episode after another; None where they are absent.
-
-    Each has episode, seq, kind, actor, tool (or None), content and metadata.
-    """
-    return _json_lines(data_folder() / "airline" / "events.jsonl.gz")
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]] | None:
+    path = data_folder() / "wordnet" / "glosses.jsonl.gz"
     if not path.is_file():
         return None
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
+        return [json.loads(line)["content"] for line in lines]
+
+
+def airline() -> list[AgentEvent] | None:
+    """Return 5,108 events, one of 200 episodes after the other; None where the data is absent."""
+    path = data_folder() / "airline" / "events.jsonl.gz"
+    if not path.is_file():
+        return None
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [AgentEvent(**json.loads(line)) for line in lines]
 
 
 def _unit(rows: Rows) -> Rows:

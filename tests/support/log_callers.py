@@ -114,6 +114,13 @@ class LogCaller:
         found: Json = answer.json()
         return found
 
+    def at_once(self, method: str, bodies: list[Json]) -> list[Json]:
+        """Return the answers to calls that are all under way at the same time."""
+        contents = [json.dumps({"namespace": self.namespace, **body}) for body in bodies]
+        answers = self.desk.posts(f"{EPISODIC}/{method}", contents)
+        assert all(answer.status_code == 200 for answer in answers)
+        return [answer.json() for answer in answers]
+
     def refused(self, method: str, http: int = 400, code: int = 3, **body: object) -> str:
         """Return in which words a call is refused, with this status and code."""
         answer = self.ask(method, **body)
@@ -140,7 +147,7 @@ class LogCaller:
         answer = self.ask("Range", **bounds)
         assert answer.status_code == 200, answer.text
         assert answer.headers["content-type"] == "application/x-ndjson"
-        # Not `splitlines`, which also splits at what JSON strings may hold.
+        # Not `splitlines`: it splits at U+2028 and others too, which JSON need not escape.
         return [json.loads(line)["result"] for line in answer.text.split("\n") if line]
 
     def cursors(self, **bounds: object) -> list[int]:
@@ -180,8 +187,17 @@ class Desk:
 
     def post(self, path: str, content: str) -> httpx2.Response:
         """Return the whole answer."""
+        return self.posts(path, [content])[0]
+
+    def posts(self, path: str, contents: list[str]) -> list[httpx2.Response]:
+        """Return the whole answers to calls that are all under way at the same time."""
         headers = {"content-type": "application/json"}
-        return self.runner.run(self._http.post(path, content=content, headers=headers))
+
+        async def post() -> list[httpx2.Response]:
+            calls = (self._http.post(path, content=one, headers=headers) for one in contents)
+            return await asyncio.gather(*calls)
+
+        return self.runner.run(post())
 
     def stream(self, path: str, body: Json) -> Followed:
         """Return a stream that has begun."""

@@ -1,4 +1,4 @@
-"""What the specification and the contract promise is shown by tests that exist, or put off."""
+"""What the specifications and the contract promise is shown by tests that exist, or put off."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TypedDict, cast
 import pytest
 from tests.tidy.repository import ROOT, tracked
 
-CLAIMS = {"seed_semantic.toml": "semantic", "seed_episodic.toml": "events"}
-"""Of each table in tests/contract, the folder of the claims that it must name."""
+CLAIMS = {"semantic": "semantic", "episodic": "events"}
+"""The folder in tests/contract of each block's claims; `seed_<block>.toml` lies beside it."""
 
 
 class Row(TypedDict, total=False):
-    """A sentence of the specification, or the words of a decision."""
+    """A sentence of a specification, or the words of a decision."""
 
     seed: str
     words: str
@@ -27,19 +27,20 @@ class Row(TypedDict, total=False):
 
 
 class Table(TypedDict):
-    """See the head of seed_semantic.toml."""
+    """See the head of the files."""
 
     row: list[Row]
     decision: list[Row]
 
 
-def _promises(table: str) -> list[Row]:
-    read = cast(Table, tomllib.loads((ROOT / "tests" / "contract" / table).read_text()))
-    return [*read["row"], *read["decision"]]
+def _rows(block: str) -> list[Row]:
+    text = (ROOT / "tests" / "contract" / f"seed_{block}.toml").read_text()
+    table = cast(Table, tomllib.loads(text))
+    return [*table["row"], *table["decision"]]
 
 
-TABLES = {table: _promises(table) for table in CLAIMS}
-ALL = [row for rows in TABLES.values() for row in rows]
+ROWS = {block: _rows(block) for block in CLAIMS}
+ALL = [row for rows in ROWS.values() for row in rows]
 
 
 def _promise(row: Row) -> str:
@@ -73,19 +74,20 @@ def test_what_is_put_off_or_replaced_says_to_what() -> None:
         assert re.match(r"CONTRACT 1\.\d.*: .", row.get("replaced", "CONTRACT 1.0: x"))
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_no_promise_stands_twice(table: str) -> None:
-    promises = [_promise(row) for row in TABLES[table]]
+@pytest.mark.parametrize("block", CLAIMS)
+def test_no_promise_stands_twice(block: str) -> None:
+    promises = [_promise(row) for row in ROWS[block]]
     assert len(promises) == len(set(promises))
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_every_claim_about_a_block_shows_a_promise(table: str) -> None:
-    named = {name for row in TABLES[table] for name in row.get("tests", [])}
+@pytest.mark.parametrize("block", CLAIMS)
+def test_every_claim_about_a_block_shows_a_promise(block: str) -> None:
+    named = {name for row in ROWS[block] for name in row.get("tests", [])}
     claims = {
         f"{path}::{test}"
         for path in map(str, tracked())
-        if path.startswith(f"tests/contract/{CLAIMS[table]}/test_")
+        if path.startswith(f"tests/contract/{CLAIMS[block]}/test_")
         for test in _tests(path)
     }
+    assert claims
     assert sorted(claims - named) == []

@@ -19,7 +19,7 @@ from mindgrid.shards.types import Space
 
 SAMPLE = Path(__file__).parents[2] / "deploy" / "mindgrid.yaml"
 
-# The example of the specification, as it is printed there.
+# The examples of the specifications, as they are printed there.
 SEED = """
 namespaces:
   - block: semantic
@@ -35,6 +35,11 @@ namespaces:
         api_key_env: OPENAI_API_KEY
         timeout: 30s
 """  # noqa: E501
+
+SEED_LOG = """
+namespaces:
+  - { block: episodic, name: events, backend: pg-main }
+"""
 
 SMALL = """
 auth: {mode: "off"}
@@ -102,6 +107,14 @@ def test_the_specifications_example_loads_unchanged_with_a_lance_backend(files: 
     assert embedder.space == Space("openai", "text-embedding-3-small", "", 1536)
     assert embedder.options.timeout_s == 30.0
     assert embedder.options.api_key_env == "OPENAI_API_KEY"
+
+
+def test_the_specifications_log_loads_unchanged_with_a_lance_backend(files: Files) -> None:
+    settings = files.load(
+        'auth: {mode: "off"}\nbackends: [{name: pg-main, driver: lance}]\n' + SEED_LOG
+    )
+    (log,) = settings.grid_spec().logs
+    assert (log.key, log.driver) == (NamespaceKey("episodic", "events"), Driver.LANCE)
 
 
 def test_a_providers_own_options_load_as_they_are_written(files: Files) -> None:

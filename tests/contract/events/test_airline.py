@@ -1,100 +1,176 @@
-"""The log of an airline's desk: 200 real episodes written, reconstructed, followed and expired."""
+"""On real data: what 200 episodes of an agent say is what a log of them says.
+
+5,108 messages, tool calls and results of an airline's desk, with the sizes and texts that agents
+write. Skipped where the data is absent.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
-from itertools import groupby
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import pytest
-from tests.support.data import airline_events
-from tests.support.log_callers import Json, LogCaller
+from tests.support.data import AgentEvent, airline
+from tests.support.log_callers import Desk, Json, LogCaller
 
-BATCH = 400
-"""Events a call, as an agent's harness flushes them; the last of a batch come one by one."""
-ALONE = 20
+EVENTS = airline() or []
+CURSORS = list(range(1, len(EVENTS) + 1))
+BATCH, STEP = 300, 500
+
+REAL = pytest.mark.skipif(not EVENTS, reason="the airline data set is absent")
 
 
-def draft(event: Json) -> Json:
-    """Return the append of an event of the file."""
-    metadata = {name: str(value) for name, value in event["metadata"].items()}
-    if event["tool"] is not None:
-        metadata["tool"] = event["tool"]
+def episodes(events: Iterable[AgentEvent]) -> dict[str, list[AgentEvent]]:
+    """Return what was said in each episode, in order."""
+    found: dict[str, list[AgentEvent]] = defaultdict(list)
+    for event in events:
+        found[event.episode].append(event)
+    return found
+
+
+def shown(events: Iterable[AgentEvent]) -> list[Json]:
+    """Return how a range shows events of the file, but for what the server sets."""
+    return [_body(event) for event in events]
+
+
+def bare(stored: Iterable[Json]) -> list[Json]:
+    """Return stored events without what the server sets."""
+    server_set = {"id", "cursor", "timestamp", "deletedAt"}
+    return [{key: event[key] for key in event.keys() - server_set} for event in stored]
+
+
+def write(log: LogCaller, events: Sequence[AgentEvent]) -> list[Json]:
+    """Append most events a batch at a time and the last of each by itself; return the stored."""
+    stored: list[Json] = []
+    for start in range(0, len(events), BATCH):
+        *many, last = (
+            _body(event) | {"dedupKey": f"{event.episode}:{event.seq}"}
+            for event in events[start : start + BATCH]
+        )
+        stored += log.call("AppendBatch", events=many, includePayload=True).get("events", [])
+        stored.append(log.call("Append", **last)["event"])
+    return stored
+
+
+def _body(event: AgentEvent) -> Json:
+    payload = base64.b64encode(event.content.encode()).decode()
+    metadata = {"tool": event.tool or ""} | {key: str(n) for key, n in event.metadata.items()}
     return {
-        "type": event["kind"],
-        "payload": base64.b64encode(event["content"].encode()).decode(),
+        "type": event.kind,
+        "role": event.actor,
+        "sessionId": event.episode,
         "metadata": metadata,
-        "role": event["actor"],
-        "sessionId": event["episode"],
-        "dedupKey": event["id"],
+        # What is empty is not shown.
+        **({"payload": payload} if payload else {}),
     }
 
 
-def write(log: LogCaller, drafts: Sequence[Json]) -> list[int]:
-    """Append them in their order, and return their cursors."""
-    cursors: list[int] = []
-    for start in range(0, len(drafts), BATCH):
-        *batch, end = range(start, min(start + BATCH, len(drafts)) - ALONE + 1)
-        stored = log.call("AppendBatch", events=[drafts[n] for n in batch])["events"]
-        stored += [log.call("Append", **one)["event"] for one in drafts[end : start + BATCH]]
-        cursors += [int(event["cursor"]) for event in stored]
-    return cursors
+@pytest.fixture(scope="module")
+def told(desk: Desk) -> tuple[LogCaller, list[Json]]:
+    """A log with all events in the order of the file, and what its client was answered.
+
+    For claims that change nothing of it.
+    """
+    log = desk.log()
+    return log, write(log, EVENTS)
 
 
-def as_given(events: Sequence[Json]) -> list[Json]:
-    """Return what of stored events a client had given, but for the dedup key."""
-    fields = ("type", "payload", "metadata", "role", "sessionId")
-    return [{field: event.get(field, "") for field in fields} for event in events]
+@REAL
+def test_each_episode_is_reconstructed_by_its_session(told: tuple[LogCaller, list[Json]]) -> None:
+    log, _ = told
+    of_the_file = episodes(EVENTS)
+    assert len(of_the_file) == 200
+    for episode, events in of_the_file.items():
+        assert bare(log.range(sessionId=episode)) == shown(events)
 
 
-@pytest.mark.skipif(airline_events() is None, reason="the airline log is absent")
-def test_a_log_of_real_episodes_is_appended_replayed_followed_and_expired(log: LogCaller) -> None:
-    file = airline_events()
-    assert file is not None
-    drafts = [draft(event) for event in file]
-    given = as_given(drafts)
-    episodes = {id: list(lines) for id, lines in groupby(given, lambda one: one["sessionId"])}
-    assert (len(file), len(episodes)) == (5_108, 200)
+@REAL
+def test_a_part_of_an_episode_is_found_by_role_type_and_from_its_end(
+    told: tuple[LogCaller, list[Json]],
+) -> None:
+    log, _ = told
+    for episode, events in list(episodes(EVENTS).items())[::8]:
+        for role in ("user", "assistant", "tool"):
+            found = bare(log.range(sessionId=episode, role=role))
+            assert found == shown(event for event in events if event.actor == role)
+        calls = log.range(sessionId=episode, role="assistant", type="tool_call")
+        assert bare(calls) == shown(event for event in events if event.kind == "tool_call")
+        assert bare(log.range(sessionId=episode, reverse=True)) == shown(events[::-1])
+        assert bare(log.range(sessionId=episode, reverse=True, limit=3)) == shown(events[:-4:-1])
 
-    half = len(drafts) // 2
-    late = given[-1]["sessionId"]
-    one_episode = log.tail(sessionId=late)
-    assert write(log, drafts[:half]) == list(range(1, half + 1))
-    live = log.tail()
-    assert write(log, drafts[half:]) == list(range(half + 1, len(drafts) + 1))
-    assert as_given(live.next(len(drafts) - half)) == given[half:]
-    assert as_given(one_episode.next(len(episodes[late]))) == episodes[late]
 
-    # Every retry finds what is there already.
-    assert write(log, drafts) == list(range(1, len(drafts) + 1))
+@REAL
+def test_the_log_replayed_is_the_file(told: tuple[LogCaller, list[Json]]) -> None:
+    log, answered = told
+    assert bare(answered) == shown(EVENTS)
+    assert [int(event["cursor"]) for event in answered] == CURSORS
+    assert log.range() == answered
+    assert log.replay().next(len(EVENTS)) == answered
 
-    whole = log.range()
-    assert as_given(whole) == given
-    assert log.replay().next(len(drafts)) == whole
-    for id, lines in episodes.items():
-        assert as_given(log.range(sessionId=id)) == lines
-    for id in list(episodes)[::20]:
-        for field in ("role", "type"):
-            for value in {line[field] for line in episodes[id]}:
-                chosen = [line for line in episodes[id] if line[field] == value]
-                assert as_given(log.range(sessionId=id, **{field: value})) == chosen
-        newest = episodes[id][:-4:-1]
-        assert as_given(log.range(sessionId=id, reverse=True, limit=3)) == newest
 
-    # What is behind the first half grows old: hidden first, then removed.
-    steps: list[int] = []
-    while not steps or steps[-1]:
-        steps.append(log.expire("SOFT_DELETE", 1_000, beforeCursor=half + 1))
-    assert steps == [1_000, 1_000, half - 2_000, 0]
-    assert log.range() == whole[half:]
-    retained = log.range(includeDeleted=True)
-    assert as_given(retained) == given
-    assert all("deletedAt" in event for event in retained[:half])
-    assert log.expire("HARD_DELETE", 1_500, beforeCursor=half + 1) == 1_500
-    assert log.cursors(includeDeleted=True) == list(range(1_501, len(drafts) + 1))
-    assert log.expire("HARD_DELETE", 10_000, beforeCursor=half + 1) == half - 1_500
-    assert log.range(includeDeleted=True) == whole[half:]
-    assert as_given(log.range(sessionId=late)) == episodes[late]
+@REAL
+def test_a_client_that_writes_everything_again_changes_nothing(
+    told: tuple[LogCaller, list[Json]],
+) -> None:
+    log, answered = told
+    tail = log.tail()
+    assert write(log, EVENTS) == answered
+    assert log.range() == answered
+    assert tail.is_quiet()
 
-    # Their keys are free again, and no cursor comes back.
-    assert int(log.call("Append", **drafts[0])["event"]["cursor"]) == len(drafts) + 1
+
+@REAL
+def test_tails_that_come_in_the_middle_get_the_rest_and_their_episode(log: LogCaller) -> None:
+    # All episodes at once, as many agents would write: each lies in pieces all over the log.
+    events = sorted(EVENTS, key=lambda event: (event.seq, event.episode))
+    middle = len(events) // 2
+    before = write(log, events[:middle])
+    wanted = episodes(events)
+    longest = max(wanted, key=lambda episode: len(wanted[episode]))
+    live, replayed = log.tail(), log.replay(after=middle - BATCH)
+    of_one = log.replay(sessionId=longest)
+    assert replayed.next(BATCH) == before[-BATCH:]
+    for start in range(middle, len(events), BATCH):
+        stored = write(log, events[start : start + BATCH])
+        # Read along: who falls 1,024 events behind is detached.
+        assert live.next(len(stored)) == replayed.next(len(stored)) == stored
+    assert bare(of_one.next(len(wanted[longest]))) == shown(wanted[longest])
+    assert all(tail.is_quiet(0.1) for tail in (live, replayed, of_one))
+    for episode, said in wanted.items():
+        assert bare(log.range(sessionId=episode)) == shown(said)
+
+
+@REAL
+def test_old_episodes_expire_in_steps_and_the_young_stay_whole(log: LogCaller) -> None:
+    stored = write(log, EVENTS)
+    of_the_file = episodes(EVENTS)
+    old, young = list(of_the_file)[:100], list(of_the_file)[100:]
+    count = sum(len(of_the_file[episode]) for episode in old)
+
+    def expire(action: str, **of_all: object) -> None:
+        """Expire the old episodes step by step, the oldest events first."""
+        for done in range(0, count, STEP):
+            due = min(STEP, count - done)
+            assert log.expire(action, STEP, beforeCursor=count + 1) == due
+            assert log.cursors(limit=1, **of_all) == [done + due + 1]
+        assert log.expire(action, STEP, beforeCursor=count + 1) == 0
+        assert log.range() == stored[count:]
+
+    expire("SOFT_DELETE")
+    audit = log.range(includeDeleted=True)
+    assert bare(audit) == shown(EVENTS)
+    assert [int(event["cursor"]) for event in audit if "deletedAt" in event] == CURSORS[:count]
+    assert log.range(sessionId=old[-1]) == []
+    assert bare(log.range(sessionId=old[-1], includeDeleted=True)) == shown(of_the_file[old[-1]])
+
+    expire("HARD_DELETE", includeDeleted=True)
+    assert log.range(includeDeleted=True) == stored[count:]
+    for episode in young:
+        assert bare(log.range(sessionId=episode)) == shown(of_the_file[episode])
+    # Their keys are free, and what is written under them is new and comes last.
+    again = write(log, of_the_file[old[0]])
+    assert [int(event["cursor"]) for event in again] == [
+        len(EVENTS) + n for n in range(1, len(again) + 1)
+    ]
+    assert log.range(sessionId=old[0]) == again

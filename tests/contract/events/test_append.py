@@ -12,15 +12,14 @@ from tests.support.log_callers import Desk, Json, LogCaller
 MESSAGE: Json = {"type": "message"}
 BATCH_MAX = 1_000
 TEXT_BYTES_MAX = 512
+
 ODD_TEXTS = [
-    " ",
-    "line\nbreaks\r\n\u2028\u2029\x85\x0b\x0c\x1c\x1d",
-    '"quoted" \\ and \\u0041',
-    "\0\x1f\x7f",
-    "🛫 ñ 中文 \u202e e\u0301",
-    '{"error": {"code": 5}}',
-    "long " * (TEXT_BYTES_MAX // 5),
+    *("\u2028", "a\u2029b", "a\u0085b", "\x0b\x0c\x1c\x1d\x1e", "\r\n", "\n", "\x00", "\x7f"),
+    *('"', "'", '"\\', "\\u2028", "\\n", '{"result": {}}', "</script>", "%2F", "null", "0"),
+    *(" ", "  a  ", "\ufeff", "\uffff", "e\u0301", "\u00e9", "日本語", "שלום"),
+    *("\U0001f600", "\U0001f468\u200d\U0001f469", "\U0001d11e" * (TEXT_BYTES_MAX // 4)),
 ]
+"""Each is a line's end, a mark of JSON or a character that some code takes for something else."""
 
 
 def batch(log: LogCaller, *events: Json, **more: object) -> list[Json]:
@@ -47,6 +46,14 @@ def test_two_namespaces_count_by_themselves(desk: Desk, log: LogCaller) -> None:
     assert log.append()["cursor"] == "4"
     assert other.append()["cursor"] == "2"
     assert (log.cursors(), other.cursors()) == ([1, 2, 3, 4], [1, 2])
+
+
+def test_appends_that_are_under_way_at_once_have_one_run_of_cursors(log: LogCaller) -> None:
+    answers = log.at_once("Append", [{"type": f"t{n}"} for n in range(100)])
+    events = [answer["event"] for answer in answers]
+    assert [event["type"] for event in events] == [f"t{n}" for n in range(100)]
+    assert sorted(cursors_of(events)) == list(range(1, 101))
+    assert log.range() == sorted(events, key=lambda event: int(event["cursor"]))
 
 
 def test_id_and_time_are_the_servers(log: LogCaller) -> None:
@@ -91,30 +98,47 @@ def test_an_event_comes_back_with_every_field_it_was_given(log: LogCaller) -> No
 
 def test_any_text_comes_back_as_it_was_given(log: LogCaller) -> None:
     tail = log.tail()
+    told = []
     for text in ODD_TEXTS:
-        given: Json = {
+        given = {
             "type": text,
-            "metadata": {text: text, "": text},
             "role": text,
             "sessionId": text,
-            "dedupKey": text,
-            "source": text,
+            "source": text * 100,
+            "metadata": {text: "", "": text, text + "key": text * 50},
+            "supersedes": [text],
+            "payload": base64.b64encode(text.encode()).decode(),
         }
-        stored = log.append(text, **given)
-        del given["dedupKey"]  # the server's own, which no answer shows
-        assert stored == stored | given
-        assert base64.b64decode(stored["payload"]).decode() == text
-        assert tail.next() == [stored]
-        assert log.range(sessionId=text, role=text, type=text) == [stored]
-        assert log.append(**given, dedupKey=text) == stored
-    assert log.cursors() == list(range(1, len(ODD_TEXTS) + 1))
+        event = log.call("Append", dedupKey=text, **given)["event"]
+        server_set = ("id", "cursor", "timestamp")
+        assert event == given | {field: event[field] for field in server_set}
+        told.append(event)
+    log.fill(200)
+    assert log.range(limit=len(told)) == tail.next(len(told)) == told
+    assert log.replay().next(len(told)) == told
+    for text, event in zip(ODD_TEXTS, told, strict=True):
+        # Each is a key and a value of its own, and equal to nothing else.
+        assert log.append(type="else", dedupKey=text) == event
+        assert log.range(type=text) == log.range(role=text) == log.range(sessionId=text) == [event]
 
 
-def test_any_bytes_are_a_payload(log: LogCaller) -> None:
-    payloads = [bytes(range(256)), b"\0", b"\r\n", b"\xff" * 100_000]
-    for payload in payloads:
-        log.call("Append", **MESSAGE, payload=base64.b64encode(payload).decode())
-    assert [base64.b64decode(event["payload"]) for event in log.range()] == payloads
+def test_empty_and_large_values_come_back_as_they_were_given(log: LogCaller) -> None:
+    large = "\u2028\U0001f600 and more" * 20_000
+    octets = base64.b64encode(bytes(range(256)) * 8_000).decode()
+    metadata = {"": "", "large": large} | {f"key {n}": "" for n in range(1_000)}
+    tail = log.tail()
+    empty: Json = {"role": "", "sessionId": "", "source": "", "dedupKey": ""}
+    empty |= {"payload": "", "metadata": {}, "supersedes": []}
+    told = [
+        log.call("Append", type="large", payload=octets, source=large, metadata=metadata)["event"],
+        log.call("Append", type="empty", **empty)["event"],
+    ]
+    assert (told[0]["payload"], told[0]["source"]) == (octets, large)
+    assert told[0]["metadata"] == metadata
+    assert told[1].keys() == {"id", "cursor", "timestamp", "type"}
+    assert log.range() == tail.next(2) == log.replay().next(2) == told
+    log.fill(200)
+    assert log.range(limit=2) == told
 
 
 def test_an_event_needs_nothing_but_its_type(log: LogCaller) -> None:
@@ -165,6 +189,17 @@ def test_a_repeated_dedup_key_returns_the_stored_event_whatever_else_it_carries(
     assert log.append("v2", dedupKey="msg-42", **other) == first
     assert log.cursors() == list(range(1, 302))
     assert log.range(limit=1) == [first]
+
+
+def test_of_appends_under_one_key_that_are_under_way_at_once_one_writes(log: LogCaller) -> None:
+    bodies: list[Json] = [{"type": f"t{n}", "dedupKey": f"k{n % 5}"} for n in range(50)]
+    events = [answer["event"] for answer in log.at_once("Append", bodies)]
+    stored = log.range()
+    assert cursors_of(stored) == [1, 2, 3, 4, 5]
+    for key in range(5):
+        told = events[key::5]
+        assert told == told[:1] * 10
+        assert told[0] in stored
 
 
 def test_an_empty_dedup_key_is_none(log: LogCaller) -> None:

@@ -23,7 +23,7 @@ def answers(log: LogCaller, method: str, body: str) -> list[Json]:
     mine = body.replace('"events"', f'"{log.namespace}"', 1)
     answer = log.desk.post(f"{EPISODIC}/{method}", mine)
     assert answer.status_code == 200, answer.text
-    return [json.loads(line) for line in answer.text.splitlines() if line]
+    return [json.loads(line) for line in answer.text.split("\n") if line]
 
 
 def test_the_printed_calls_answer_as_the_text_around_them_says(log: LogCaller) -> None:

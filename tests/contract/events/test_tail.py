@@ -34,6 +34,18 @@ def test_replay_goes_over_into_live_without_gap_or_repeat(log: LogCaller) -> Non
     assert tail.cursors(30) == list(range(2_501, 2_531))
 
 
+def test_what_is_appended_during_a_replay_comes_once_and_in_order(log: LogCaller) -> None:
+    log.fill(2_500)
+    tail = log.replay()
+    tail.stream.stall()
+    log.fill(1_000)
+    tail.stream.go_on()
+    assert tail.cursors(3_500) == list(range(1, 3_501))
+    log.fill(30)
+    assert tail.cursors(30) == list(range(3_501, 3_531))
+    assert tail.is_quiet(0.1)
+
+
 def test_replay_of_an_empty_log_waits_for_its_first_event(log: LogCaller) -> None:
     tail = log.replay()
     assert tail.is_quiet()
@@ -117,6 +129,18 @@ def test_a_subscriber_that_stops_reading_is_detached_and_resumes_where_it_was(
     assert f"last cursor sent is {last}" in error["message"]
     rest = log.replay(after=last)
     assert got + rest.cursors(2_410 - last) == list(range(11, 2_411))
+
+
+def test_a_subscriber_may_be_as_far_behind_as_its_buffer_is_long(
+    desk: Desk, log: LogCaller
+) -> None:
+    tail = log.tail()
+    tail.stream.stall()
+    log.fill(1_000)
+    log.fill(24)
+    assert desk.tails(log) == 1
+    tail.stream.go_on()
+    assert tail.cursors(1_024) == list(range(1, 1_025))
 
 
 def test_a_slow_subscriber_delays_no_other(log: LogCaller) -> None:
