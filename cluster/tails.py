@@ -131,13 +131,14 @@ class Tail:
             # What the feed brings begins where the gap ends.
             self._at, self._live = self._gap_end - 1, True
         else:
+            # Others join where the log ends, however far ahead of it we were told to begin.
             self._at = max(self._at, page.last_cursor)
-            self.join()
+            self.join(page.last_cursor)
         return list(page.events)
 
-    def join(self) -> None:
-        """Join the feed; without a gap the tail is live at once."""
-        position = self._tails.join(self, self._at)
+    def join(self, edge: int) -> None:
+        """Join the feed of a log that ends at `edge`; without a gap the tail is live at once."""
+        position = self._tails.join(self, edge)
         if position > self._at:
             self._gap_end = position + 1
         else:
@@ -226,7 +227,7 @@ class Tails:
         else:
             edge = await self.read(key, EventRange(after_cursor=CURSOR_MAX))
             tail = Tail(self, key, range, edge.last_cursor, self._buffer_events)
-            tail.join()
+            tail.join(edge.last_cursor)
         self._open.setdefault(key, set()).add(tail)
         self._tell(key)
         return tail

@@ -62,6 +62,16 @@ def test_replay_from_beyond_the_end_hands_out_only_what_lies_behind_its_cursor(
     assert tail.cursors(3) == [5, 6, 7]
 
 
+@pytest.mark.parametrize("after", [999, 2**64 - 1])
+def test_a_tail_from_beyond_the_end_leaves_the_others_theirs(log: LogCaller, after: int) -> None:
+    log.fill(1)
+    log.replay(after=after).is_quiet()
+    live, replayed = log.tail(), log.replay()
+    assert replayed.cursors(1) == [1]
+    log.fill(3)
+    assert live.cursors(3) == replayed.cursors(3) == [2, 3, 4]
+
+
 def test_filters_run_at_the_server_in_replay_and_live(log: LogCaller) -> None:
     def some() -> None:
         log.append(sessionId="a", role="user")
