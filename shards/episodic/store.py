@@ -27,9 +27,9 @@ from mindgrid.shards.errors import MindgridError
 Int64s = NDArray[np.int64]
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A page ends with the payload that reaches this."""
+"""A page ends with the part that reaches this: about twice as large at most."""
 _READ_EVENTS = 256
-"""So many events are read before their sizes are looked at."""
+"""So many events of a page are read at once, once the first ones have shown to be small."""
 
 
 class LogStore:
@@ -131,10 +131,13 @@ class LogStore:
             last = self.columns.last
         events: list[Event] = []
         size = 0
+        # Growing parts: nobody knows how large an event is before it is read.
+        count = 1
         while len(events) < len(reader) and size < PAGE_BYTES:
-            part = reader.next(_READ_EVENTS)
-            size += sum(len(event.payload) for event in part)
+            part = reader.next(count)
+            size += sum(map(_size, part))
             events += part
+            count = min(2 * count, _READ_EVENTS)
         return EventPage(tuple(events), more or len(events) < len(reader), last)
 
     def sources(self, cursors: Int64s) -> _Sources:
@@ -156,6 +159,11 @@ class LogStore:
             held = sorted({cursor for cursor in cursors if self.columns.holds(cursor)})
             reader = _Reader(self, np.array(held, np.int64))
         return dict(zip(held, reader.next(len(held)), strict=True))
+
+
+def _size(event: Event) -> int:
+    texts = (event.source, *event.supersedes, *event.metadata, *event.metadata.values())
+    return len(event.payload) + sum(map(len, texts))
 
 
 class _Reader:

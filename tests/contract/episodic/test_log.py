@@ -264,6 +264,24 @@ def test_large_events_make_short_pages(log: EpisodicLog) -> None:
     assert [len(event.payload) for event in events(log)] == [3 * 1024 * 1024] * 3
 
 
+@pytest.mark.parametrize(
+    "large",
+    [EventDraft("blob", bytes(2**20)), EventDraft("blob", b"", metadata={"text": "a" * 2**20})],
+    ids=["payload", "metadata"],
+)
+def test_a_page_of_a_durable_log_holds_few_large_events(
+    tmp_path: Path, clock: TurnedClock, large: EventDraft
+) -> None:
+    log = open_log(tmp_path / "log", SMALL, clock)
+    for _ in range(40):
+        append(log, large)
+    page = log.read(EventRange(), 1_000)
+    assert 4 <= len(page.events) <= 9
+    assert page.more
+    assert len(events(log)) == 40
+    log.close()
+
+
 # Expire
 
 
