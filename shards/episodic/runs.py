@@ -145,16 +145,15 @@ class Run:
             problem = f"it has {self._starts[-1]} events where {info.rows} were written"
             raise Corruption(str(folder), problem)
 
-    def read(self, cursors: Sequence[int]) -> list[Values]:
-        """Return the values of these events, in order."""
-        first, values = self.info.first, []
+    def read(self, cursors: Sequence[int]) -> Iterator[Values]:
+        """Yield the values of these events, in order."""
+        first = self.info.first
         places = np.searchsorted(self._starts, np.array(cursors) - first, side="right") - 1
         for cursor, at in zip(cursors, places.tolist(), strict=True):
             batch = self._columns.get(at)
             if batch is None:
                 batch = self._columns[at] = _Batch(self._batches[at])
-            values.append(batch.read(cursor - first - int(self._starts[at])))
-        return values
+            yield batch.read(cursor - first - int(self._starts[at]))
 
     def table(self, first: int) -> pa.Table:
         """Return all events from the cursor `first` on, without a copy."""

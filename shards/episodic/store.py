@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +28,7 @@ from mindgrid.shards.errors import MindgridError
 Int64s = NDArray[np.int64]
 
 PAGE_BYTES = 4 * 1024 * 1024
-"""A page ends with the part that reaches this: about twice as large at most."""
-_READ_EVENTS = 256
-"""So many events of a page are read at once, once the first ones have shown to be small."""
+"""A page ends with the event that reaches this."""
 
 
 class LogStore:
@@ -131,13 +130,11 @@ class LogStore:
             last = self.columns.last
         events: list[Event] = []
         size = 0
-        # Growing parts: nobody knows how large an event is before it is read.
-        count = 1
-        while len(events) < len(reader) and size < PAGE_BYTES:
-            part = reader.next(count)
-            size += sum(map(_size, part))
-            events += part
-            count = min(2 * count, _READ_EVENTS)
+        for event in reader:
+            events.append(event)
+            size += _size(event)
+            if size >= PAGE_BYTES:
+                break
         return EventPage(tuple(events), more or len(events) < len(reader), last)
 
     def sources(self, cursors: Int64s) -> _Sources:
@@ -158,7 +155,7 @@ class LogStore:
         with self.lock:
             held = sorted({cursor for cursor in cursors if self.columns.holds(cursor)})
             reader = _Reader(self, np.array(held, np.int64))
-        return dict(zip(held, reader.next(len(held)), strict=True))
+        return dict(zip(held, reader, strict=True))
 
 
 def _size(event: Event) -> int:
@@ -167,7 +164,7 @@ def _size(event: Event) -> int:
 
 
 class _Reader:
-    """Chosen events, read piece by piece without the lock; made under it."""
+    """Chosen events, read one by one without the lock, and only once; made under it."""
 
     def __init__(self, store: LogStore, cursors: Int64s) -> None:
         columns = store.columns
@@ -181,19 +178,15 @@ class _Reader:
             for column in (columns.types, columns.roles, columns.sessions)
         ]
         self._sources = store.sources(cursors)
-        self._at = 0
 
     def __len__(self) -> int:
         return len(self._cursors)
 
-    def next(self, count: int) -> list[Event]:
-        """Return the next so many events."""
-        start, stop = self._at, min(self._at + count, len(self))
-        self._at = stop
-        values = self._sources.read(start, stop)
-        types, roles, sessions = (names[start:stop] for names in self._names)
-        return [
-            Event(
+    def __iter__(self) -> Iterator[Event]:
+        for cursor, timestamp, deleted, type, role, session_id, value in zip(
+            self._cursors, self._timestamps, self._deleted, *self._names, self._sources, strict=True
+        ):
+            yield Event(
                 event_id(self._key, cursor),
                 cursor,
                 Instant(timestamp),
@@ -206,17 +199,6 @@ class _Reader:
                 value.source,
                 None if deleted == NEVER else Instant(deleted),
             )
-            for cursor, timestamp, deleted, type, role, session_id, value in zip(
-                self._cursors[start:stop],
-                self._timestamps[start:stop],
-                self._deleted[start:stop],
-                types,
-                roles,
-                sessions,
-                values,
-                strict=True,
-            )
-        ]
 
 
 class _Sources:
@@ -230,13 +212,11 @@ class _Sources:
         self._runs = runs
         self._recent = iter(recent)
 
-    def read(self, start: int, stop: int) -> Sequence[EventWrite | Values]:
-        """Return the values from one place up to another; each is read once, in order."""
-        found: list[EventWrite | Values] = []
-        places = range(start, stop)
-        for run, part in itertools.groupby(places, key=self._runs.__getitem__):
-            wanted = [self._cursors[at] for at in part]
-            found += (
-                itertools.islice(self._recent, len(wanted)) if run is None else run.read(wanted)
-            )
-        return found
+    def __iter__(self) -> Iterator[EventWrite | Values]:
+        placed = zip(self._runs, self._cursors, strict=True)
+        for run, part in itertools.groupby(placed, key=itemgetter(0)):
+            cursors = [cursor for _, cursor in part]
+            if run is None:
+                yield from itertools.islice(self._recent, len(cursors))
+            else:
+                yield from run.read(cursors)

@@ -88,7 +88,7 @@ def _lance(log: EventLog) -> None:
         first = run.info.first
 
         def mapped(count: int) -> object:
-            return run.read([first + at for at in places(count)])
+            return list(run.read([first + at for at in places(count)]))
 
         def taken(count: int) -> object:
             return table.take(places(count), columns=columns).to_pylist()
