@@ -7,6 +7,7 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,20 +83,23 @@ def wordnet() -> DataSet | None:
 
 def glosses() -> list[str] | None:
     """Return the 50,000 sentences of `wordnet`; None where the data is absent."""
-    path = data_folder() / "wordnet" / "glosses.jsonl.gz"
-    if not path.is_file():
-        return None
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line)["content"] for line in lines]
+    lines = _json_lines("wordnet/glosses.jsonl.gz")
+    return None if lines is None else [line["content"] for line in lines]
 
 
 def airline() -> list[AgentEvent] | None:
     """Return 5,108 events, one of 200 episodes after the other; None where the data is absent."""
-    path = data_folder() / "airline" / "events.jsonl.gz"
+    lines = _json_lines("airline/events.jsonl.gz")
+    return None if lines is None else [AgentEvent(**line) for line in lines]
+
+
+def _json_lines(name: str) -> list[dict[str, Any]] | None:
+    """Return what each line of a data file holds; None where the file is absent."""
+    path = data_folder() / name
     if not path.is_file():
         return None
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [AgentEvent(**json.loads(line)) for line in lines]
+        return [json.loads(line) for line in lines]
 
 
 def _unit(rows: Rows) -> Rows:
