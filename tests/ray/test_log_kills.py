@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle, islice
 from random import Random
 
 import pytest
+from tests.support.log_callers import EPISODIC, EVENTS
 from tests.support.log_history import (
     Attempt,
     Entry,
@@ -33,7 +35,6 @@ from tests.support.servers import SILENCE_MAX_S, WAIT_S, Json, KillableServer, R
 pytestmark = pytest.mark.ray
 
 WRITERS, TAILS, READERS = 16, 8, 4
-EPISODIC, EVENTS = "/mindd.episodic.v1.Episodic", "/mindgrid.v1.Events"
 FAILED_PRECONDITION = 9
 AGAIN = (4, 14)
 """The codes of what may be asked again: DEADLINE_EXCEEDED, UNAVAILABLE."""
@@ -186,30 +187,22 @@ class Clients:
         body = self._event(name)
         if expected is not None:
             body["expectedCursor"] = str(expected)
-        try:
-            answer = self._call("Append", body, random.choice(PATIENCE_S))
-        except ConnectionRefusedError:
-            attempt.refused = True
-        except BROKEN:
-            self._wait()
-        except Refused as refusal:
-            if refusal.code == FAILED_PRECONDITION and expected is not None:
+        with self._passing():
+            try:
+                answer = self._call("Append", body, random.choice(PATIENCE_S))
+            except ConnectionRefusedError:
                 attempt.refused = True
-                return
-            self._expect(refusal)
-            self._wait()
-        else:
-            attempt.acknowledged = self._acknowledged([answer["event"]])
+            except Refused as refusal:
+                if refusal.code != FAILED_PRECONDITION or expected is None:
+                    raise
+                attempt.refused = True
+            else:
+                attempt.acknowledged = self._acknowledged([answer["event"]])
 
     def _until_answered(self, method: str, body: Json, random: Random) -> Json:
         while True:
-            try:
+            with self._passing():
                 return self._call(method, body, random.choice(PATIENCE_S))
-            except BROKEN:
-                self._wait()
-            except Refused as refusal:
-                self._expect(refusal)
-                self._wait()
 
     def _follow(self, at: int) -> None:
         """Follow the log to its end over as many connections as it takes, and some more."""
@@ -222,18 +215,12 @@ class Clients:
             if historical or (tail and tail.seen):
                 after = tail.seen[-1].cursor if tail and tail.seen else 0
                 body.update(includeHistorical=True, afterCursor=str(after))
-            try:
-                with self._server.stream(f"{EPISODIC}/Tail", body, IDLE_S) as lines:
-                    if tail is None or not tail.seen:
-                        tail = self._begun(tail, Followed(historical, time.monotonic(), edge))
-                    else:
-                        tail.resumed += 1
-                    self._take(lines, tail, random.randint(1, 2_000))
-            except BROKEN:
-                self._wait()
-            except Refused as refusal:
-                self._expect(refusal)
-                self._wait()
+            with self._passing(), self._server.stream(f"{EPISODIC}/Tail", body, IDLE_S) as lines:
+                if tail is None or not tail.seen:
+                    tail = self._begun(tail, Followed(historical, time.monotonic(), edge))
+                else:
+                    tail.resumed += 1
+                self._take(lines, tail, random.randint(1, 2_000))
 
     def _begun(self, before: Followed | None, tail: Followed) -> Followed:
         """Put a tail in the place of one that saw nothing."""
@@ -270,14 +257,8 @@ class Clients:
                 "reverse": reverse,
                 "sessionId": session,
             }
-            try:
+            with self._passing():
                 answer = self._range(bounds)
-            except BROKEN:
-                self._wait()
-            except Refused as refusal:
-                self._expect(refusal)
-                self._wait()
-            else:
                 self.reads.append(Read(after, before, limit, reverse, session, edge, answer))
 
     def _range(self, bounds: Json) -> tuple[Entry, ...]:
@@ -307,14 +288,16 @@ class Clients:
         self._edge = max(self._edge, found[-1].cursor)
         return found
 
-    def _expect(self, refusal: Refused) -> None:
-        """Let only pass what says to ask again."""
-        if refusal.code not in AGAIN:
-            raise refusal
-
-    def _wait(self) -> None:
-        self.interruptions += 1
-        time.sleep(0.05)
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        """Let pass what may be asked again, a moment later; all else is a failure."""
+        try:
+            yield
+        except (*BROKEN, Refused) as error:
+            if isinstance(error, Refused) and error.code not in AGAIN:
+                raise
+            self.interruptions += 1
+            time.sleep(0.05)
 
 
 def killing(server: KillableServer) -> Iterator[Callable[[], object]]:
