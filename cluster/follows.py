@@ -17,8 +17,9 @@ from mindgrid.cluster import port
 from mindgrid.cluster.port import Done, News, ShardKey, failed
 from mindgrid.cluster.reader import is_fault, named
 from mindgrid.cluster.spec import NamespaceKey
+from mindgrid.shards.episodic.checks import check_whole
 from mindgrid.shards.episodic.types import EpisodicLog, EventRange
-from mindgrid.shards.errors import Exhausted, MindgridError
+from mindgrid.shards.errors import Exhausted, LostEvents, MindgridError
 
 FOLLOWERS_MAX = 64
 """Each Front replica, and each handle that tails, is one; its call keeps a thread."""
@@ -173,6 +174,10 @@ class Follows:
             if is_fault(error):
                 self._look_at(key, log)
             return News(name, failed(named(f"log {name}", error)))
+        try:
+            check_whole(str(name), item.after_cursor, page.last_cursor)
+        except LostEvents as error:
+            return News(name, failed(error))
         return News(name, Done(page)) if page.events else None
 
     def _watch(self, follower: _Follower, name: NamespaceKey, log: EpisodicLog) -> None:

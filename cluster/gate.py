@@ -14,6 +14,7 @@ from mindgrid.shards.clock import Instant
 from mindgrid.shards.driver import Found
 from mindgrid.shards.episodic.types import Append, EventPage, LogResult
 from mindgrid.shards.errors import MindgridError, Unavailable
+from mindgrid.shards.sizes import draft_bytes, values_bytes
 from mindgrid.shards.transactions import Reply
 from mindgrid.shards.types import Answer, Query, Result, Scanned, Stamp, Upsert, Want
 
@@ -164,13 +165,10 @@ def _results(
 def write_bytes(write: port.Write) -> int:
     """Return roughly how many bytes a command is on its way."""
     if isinstance(write.request, Append):
-        return sum(_COMMAND_BYTES + len(draft.payload) for draft in write.request.drafts)
-    if not isinstance(write.request, Upsert):
-        return _COMMAND_BYTES
-    return sum(
-        _COMMAND_BYTES + draft.vector.nbytes + len(draft.content) + len(draft.payload)
-        for draft in write.request.drafts
-    )
+        return sum(_COMMAND_BYTES + values_bytes(draft) for draft in write.request.drafts)
+    if isinstance(write.request, Upsert):
+        return sum(_COMMAND_BYTES + draft_bytes(draft) for draft in write.request.drafts)
+    return _COMMAND_BYTES
 
 
 _COMMAND_BYTES = 256

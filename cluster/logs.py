@@ -21,7 +21,7 @@ from mindgrid.cluster.spec import EPISODIC, NamespaceKey
 from mindgrid.cluster.table import LogRoute
 from mindgrid.cluster.tails import Tail, Tails
 from mindgrid.shards.clock import Instant
-from mindgrid.shards.episodic.checks import CURSOR_MAX, check_log_command, check_range
+from mindgrid.shards.episodic.checks import CURSOR_MAX, check_log_command, check_range, check_whole
 from mindgrid.shards.episodic.types import (
     Append,
     Appended,
@@ -148,7 +148,9 @@ class Logs:
                 if range.reverse
                 else replace(range, after_cursor=end, before_cursor=before)
             )
+            seen = page.last_cursor
             page = await self.page(namespace, range, min(left, PAGE_EVENTS), deadline_s)
+            check_whole(f"{EPISODIC}/{namespace}", seen, page.last_cursor)
 
     async def tail(
         self,

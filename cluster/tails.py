@@ -23,13 +23,15 @@ from mindgrid.cluster.port import Failed, FollowItem, News
 from mindgrid.cluster.routing import Router
 from mindgrid.cluster.spec import NamespaceKey
 from mindgrid.cluster.table import LogRoute
-from mindgrid.shards.episodic.checks import CURSOR_MAX
+from mindgrid.shards.episodic.checks import CURSOR_MAX, check_whole
 from mindgrid.shards.episodic.types import Event, EventPage, EventRange
 from mindgrid.shards.errors import Exhausted, Lagged, MindgridError, Moved, RetryError, Unavailable
+from mindgrid.shards.sizes import values_bytes
 
 log = logging.getLogger(__name__)
 
 BUFFER_EVENTS = 1_024
+BUFFER_BYTES = 32 * 2**20
 _WAIT_S = 20.0
 """How long a host keeps a call without news."""
 _CALLS_MAX = 3
@@ -56,10 +58,13 @@ class Tail:
         self._range = range
         self._buffer_max = buffer_events
         self._at = after
+        self._seen = 0
+        """Where the log ended when it was last read."""
         self._gap_end = 0
         """While the log is read up to where the feed begins for us: the cursor there."""
         self._live = False
         self._buffer: list[Event] = []
+        self._buffer_bytes = 0
         self._error: MindgridError | None = None
         self._news = asyncio.Event()
 
@@ -80,7 +85,7 @@ class Tail:
                 except TimeoutError:
                     return []
             self._news.clear()
-            events, self._buffer = self._buffer, []
+            events, self._buffer, self._buffer_bytes = self._buffer, [], 0
             if not events and self._error is not None:
                 raise self._error
         if events:
@@ -97,12 +102,16 @@ class Tail:
         One that would hold too many is detached instead, with what it holds.
         """
         chosen = [one for one in events if one.cursor > self._at and self._is_wanted(one)]
-        if len(self._buffer) + len(chosen) > self._buffer_max:
-            self._buffer = []
-            self.end(Lagged(str(self.key), self.last_cursor, self._buffer_max))
+        if not chosen:
             return
-        if chosen:
+        size = sum(map(values_bytes, chosen))
+        if len(self._buffer) + len(chosen) > self._buffer_max:
+            self._detach(f"{self._buffer_max} events")
+        elif self._buffer and self._buffer_bytes + size > BUFFER_BYTES:
+            self._detach(f"{BUFFER_BYTES} bytes")
+        else:
             self._buffer += chosen
+            self._buffer_bytes += size
             self._news.set()
 
     def end(self, error: MindgridError) -> None:
@@ -110,6 +119,10 @@ class Tail:
         self._live, self._error = True, error
         self._tails.leave(self)
         self._news.set()
+
+    def _detach(self, limit: str) -> None:
+        self._buffer = []
+        self.end(Lagged(str(self.key), self.last_cursor, limit))
 
     def _is_wanted(self, event: Event) -> bool:
         wanted = self._range
@@ -125,6 +138,8 @@ class Tail:
         page = await self._tails.read(self.key, range)
         if self._live:
             return []  # Detached meanwhile.
+        check_whole(str(self.key), self._seen, page.last_cursor)
+        self._seen = page.last_cursor
         if page.more:
             self._at = page.events[-1].cursor
         elif self._gap_end:

@@ -185,9 +185,10 @@ class Lagged(CallerError):
     """A subscriber did not read as fast as events came, and gets no more of them.
 
     `last_cursor` is that of the last event it was sent; 0 if it was sent none from the beginning.
+    `limit` says how far behind it may be, in events or bytes.
     """
 
-    def __init__(self, namespace: str, last_cursor: int, limit: int) -> None:
+    def __init__(self, namespace: str, last_cursor: int, limit: str) -> None:
         super().__init__(namespace, last_cursor, limit)
         self.namespace = namespace
         self.last_cursor = last_cursor
@@ -195,7 +196,7 @@ class Lagged(CallerError):
 
     def __str__(self) -> str:
         return (
-            f"this tail of {self.namespace} is detached: it is more than {self.limit} events "
+            f"this tail of {self.namespace} is detached: it is more than {self.limit} "
             f"behind; the last cursor sent is {self.last_cursor}, resume with "
             f"after_cursor={self.last_cursor} and include_historical"
         )
@@ -281,6 +282,22 @@ class Corruption(OperatorError):
         return (
             f"{self.path} is damaged: {self.problem}. Nothing of this shard is served; "
             "restore its folder from a backup"
+        )
+
+
+class LostEvents(OperatorError):
+    """A log has forgotten events that it had; one in RAM does, when its host ends."""
+
+    def __init__(self, namespace: str, seen: int, last_cursor: int) -> None:
+        super().__init__(namespace, seen, last_cursor)
+        self.namespace = namespace
+        self.seen = seen
+        self.last_cursor = last_cursor
+
+    def __str__(self) -> str:
+        return (
+            f"{self.namespace} ends at cursor {self.last_cursor}, but was at {self.seen}: its "
+            f"events are lost, as those of driver memory are when their host ends; begin anew"
         )
 
 

@@ -33,6 +33,7 @@ from mindgrid.shards.maintenance import Maintenance
 from mindgrid.shards.manifest import Manifest
 from mindgrid.shards.plan import Planned, Planner
 from mindgrid.shards.segments import Segment, change_columns
+from mindgrid.shards.sizes import draft_bytes
 from mindgrid.shards.store import Store
 from mindgrid.shards.transactions import (
     Choose,
@@ -281,16 +282,14 @@ class LanceShard:
     def take(self, queue: deque[_Pending]) -> list[_Pending]:
         """See `Work.take`."""
         group: list[_Pending] = []
-        rows = size_bytes = 0
-        while queue and rows < self._config.group_rows_max and size_bytes < _GROUP_BYTES_MAX:
+        rows = size = 0
+        while queue and rows < self._config.group_rows_max and size < _GROUP_BYTES_MAX:
             if group and _expires(queue[0].request):
                 break
             pending = queue.popleft()
             drafts = _drafts(pending.request)
             rows += max(1, len(drafts))
-            size_bytes += sum(
-                len(one.content) + len(one.payload) + one.vector.nbytes for one in drafts
-            )
+            size += sum(map(draft_bytes, drafts))
             group.append(pending)
         return group
 

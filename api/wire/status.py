@@ -49,6 +49,7 @@ _CODES: dict[type[errors.MindgridError], int] = {
     errors.Locked: 14,
     errors.InDoubt: 14,
     errors.Corruption: 15,
+    errors.LostEvents: 15,
     errors.StorageLocked: 14,
     errors.FormatTooNew: 14,
     errors.ConfigError: 14,

@@ -14,14 +14,13 @@ from mindgrid.shards.checks import (
     check_time,
 )
 from mindgrid.shards.episodic.types import (
-    Append,
     EventAction,
     EventDraft,
     EventRange,
     ExpireEvents,
     LogCommand,
 )
-from mindgrid.shards.errors import InvalidRequest
+from mindgrid.shards.errors import InvalidRequest, LostEvents
 from mindgrid.shards.types import ID_BYTES_MAX
 
 BATCH_EVENTS_MAX = 1_000
@@ -52,15 +51,20 @@ def check_log_command(command: LogCommand, batch: bool = False) -> None:
             raise InvalidRequest(f"events[{index}].{error.field}", error.problem) from None
 
 
-def check_log_repeat(command: LogCommand, events: int | None) -> None:
-    """Refuse a transaction id that comes back with a command its first result cannot answer.
-
-    `events` is how many that had, None for an `ExpireEvents`.
-    """
-    wanted = len(command.drafts) if isinstance(command, Append) else None
-    if events != wanted:
+def check_log_repeat(command: LogCommand, is_the_same: bool) -> None:
+    """Refuse a transaction id that comes back with another request than its first."""
+    if not is_the_same:
         problem = f"{command.transaction_id!r} was used for another request; choose a new one"
         raise InvalidRequest("transaction_id", problem)
+
+
+def answer_removed(command: LogCommand, cursor: int) -> InvalidRequest:
+    """Return the refusal of a repeat whose first answer had an event of others, now removed."""
+    problem = (
+        f"{command.transaction_id!r} was answered with the event at cursor {cursor}, "
+        "which has been removed since; choose a new one"
+    )
+    return InvalidRequest("transaction_id", problem)
 
 
 def check_range(range: EventRange) -> None:
@@ -72,6 +76,12 @@ def check_range(range: EventRange) -> None:
     check_text(range.session_id, "session_id", ID_BYTES_MAX)
     check_text(range.role, "role", ID_BYTES_MAX)
     check_text(range.type, "type", ID_BYTES_MAX)
+
+
+def check_whole(namespace: str, seen: int, last_cursor: int) -> None:
+    """Refuse to go on in a log whose end lies before a cursor that was seen in it."""
+    if last_cursor < seen:
+        raise LostEvents(namespace, seen, last_cursor)
 
 
 def _check_draft(draft: EventDraft) -> None:

@@ -6,10 +6,14 @@ same state, however often.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import msgspec
+from msgspec.structs import replace
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.encoding import decoder, encode
+from mindgrid.shards.episodic.types import Append, LogCommand
 
 
 class EventWrite(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -43,13 +47,27 @@ class LogCommit(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Told(msgspec.Struct, array_like=True, frozen=True):
-    """What a transaction was told: the cursors of its drafts' events, or how many were affected."""
+    """What a transaction was told: the cursors of its drafts' events, or how many were affected.
+
+    Cursors from `fresh_from` on are of events that it wrote itself. `request` is the digest of what
+    it asked for.
+    """
 
     at: Instant
+    request: bytes
     cursors: list[int] | None
+    fresh_from: int = 0
     affected: int = 0
 
 
+def digest(command: LogCommand) -> bytes:
+    """Return 16 bytes that tell requests apart; what a log must be at is not what is asked for."""
+    asked = command.drafts if isinstance(command, Append) else replace(command, transaction_id="")
+    return blake2b(_encode_sorted(asked), digest_size=16).digest()
+
+
+# The order of metadata is no part of it.
+_encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 encode_commits = encode
 decode_commits = decoder(list[LogCommit]).decode
 decode_told = decoder(Told).decode

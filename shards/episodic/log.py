@@ -22,12 +22,13 @@ import msgspec
 import pyarrow as pa
 
 from mindgrid.shards.clock import NEVER, Clock, Instant
-from mindgrid.shards.episodic.checks import check_log_repeat
+from mindgrid.shards.episodic.checks import answer_removed, check_log_repeat
 from mindgrid.shards.episodic.commits import (
     LogCommit,
     Told,
     decode_commits,
     decode_told,
+    digest,
     encode_commits,
 )
 from mindgrid.shards.episodic.ids import KEY_BYTES, cursor_of, event_id
@@ -52,12 +53,13 @@ from mindgrid.shards.episodic.types import (
     LogResult,
     LogStatus,
 )
-from mindgrid.shards.errors import Corruption, Exhausted, MindgridError, Unavailable
+from mindgrid.shards.errors import Corruption, Exhausted, InvalidRequest, MindgridError, Unavailable
 from mindgrid.shards.files import create_folder, remove_orphans
 from mindgrid.shards.folders import check_folders
 from mindgrid.shards.groups import Groups, Pending, Workers
 from mindgrid.shards.journal import JOURNAL_NAME, Entry, Journal, Transaction
 from mindgrid.shards.lock import FolderLock
+from mindgrid.shards.sizes import values_bytes
 from mindgrid.shards.types import Expired
 
 _UNSEALED_FACTOR = 4
@@ -231,8 +233,8 @@ class EventLog:
     def take(self, queue: deque[_Pending]) -> list[_Pending]:
         """See `Work.take`."""
         group: list[_Pending] = []
-        events = size_bytes = 0
-        while queue and events < self._config.group_events_max and size_bytes < _GROUP_BYTES_MAX:
+        events = size = 0
+        while queue and events < self._config.group_events_max and size < _GROUP_BYTES_MAX:
             command = queue[0].request
             # It asks the columns which events it is about, so it comes first in its group.
             if group and isinstance(command, ExpireEvents):
@@ -240,7 +242,7 @@ class EventLog:
             group.append(queue.popleft())
             if isinstance(command, Append):
                 events += max(1, len(command.drafts))
-                size_bytes += sum(len(draft.payload) for draft in command.drafts)
+                size += sum(map(values_bytes, command.drafts))
         return group
 
     def commit(self, group: list[_Pending]) -> None:
@@ -263,12 +265,15 @@ class EventLog:
             if commit.transaction_id:
                 self._told[commit.transaction_id] = decode_told(commit.result)
         for pending, plan in planned:
-            if isinstance(plan, MindgridError):
-                pending.done.set_exception(plan)
-            elif failure is not None:
-                pending.done.set_exception(failure)
+            outcome: LogResult | MindgridError
+            if isinstance(plan, LogPlan):
+                outcome = failure or self._result(pending.request, plan)
             else:
-                pending.done.set_result(self._result(pending.request, plan))
+                outcome = plan
+            if isinstance(outcome, MindgridError):
+                pending.done.set_exception(outcome)
+            else:
+                pending.done.set_result(outcome)
         self._forget_told()
         if any(commit.removed_until for commit in commits) and self._removed_since_s is None:
             self._removed_since_s = time.monotonic()
@@ -289,8 +294,7 @@ class EventLog:
                 first = in_group.get(id) or self._told.get(id)
                 try:
                     if first is not None:
-                        known = first.cursors
-                        check_log_repeat(command, None if known is None else len(known))
+                        check_log_repeat(command, first.request == digest(command))
                         planned.append((pending, LogPlan(None, first)))
                         continue
                     plan = planner.plan(command, at)
@@ -314,19 +318,22 @@ class EventLog:
         self._journal.append(entry, transactions)
         self._unsealed_bytes += len(payload)
 
-    def _result(self, command: LogCommand, plan: LogPlan) -> LogResult:
+    def _result(self, command: LogCommand, plan: LogPlan) -> LogResult | InvalidRequest:
         told = plan.told
         if not isinstance(command, Append):
             return Expired(told.affected, told.at)
         assert told.cursors is not None
-        # What this command wrote is known; what others wrote is read.
-        new_from = plan.commit.first_cursor if plan.commit is not None else NEVER
-        others = [cursor for cursor in told.cursors if cursor < new_from]
-        events = self._store.events_at(others) if others else {}
+        # What was written just now is as its draft says; all else is read.
+        new_from = told.fresh_from if plan.commit is not None else NEVER
+        older = [cursor for cursor in told.cursors if cursor < new_from]
+        events = self._store.events_at(older) if older else {}
         for cursor, draft in zip(told.cursors, command.drafts, strict=True):
-            if cursor not in events:
-                id = event_id(self._store.key, cursor)
-                events[cursor] = stored(draft, id, cursor, told.at)
+            if cursor in events:
+                continue
+            if cursor < told.fresh_from:
+                return answer_removed(command, cursor)
+            # New, or written by this transaction before and removed since.
+            events[cursor] = stored(draft, event_id(self._store.key, cursor), cursor, told.at)
         return Appended(tuple(events[cursor] for cursor in told.cursors), told.at)
 
     def _forget_told(self) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from msgspec.structs import replace
 
 from mindgrid.shards.clock import Clock, Instant
-from mindgrid.shards.episodic.checks import check_log_repeat
+from mindgrid.shards.episodic.checks import answer_removed, check_log_repeat
 from mindgrid.shards.episodic.ids import KEY_BYTES, cursor_of, event_id
 from mindgrid.shards.episodic.rules import retention, stored
 from mindgrid.shards.episodic.types import (
@@ -47,7 +47,7 @@ class MemoryLog:
         self._last_commit = Instant(0)
         """When anything last changed: no later commit has an earlier time."""
         self._changed = False
-        self._results: dict[str, tuple[LogResult, list[int]]] = {}
+        self._results: dict[str, tuple[LogCommand, LogResult, int]] = {}
 
     def submit(self, command: LogCommand) -> Future[LogResult]:
         """See `EpisodicLog.submit`."""
@@ -92,39 +92,41 @@ class MemoryLog:
             return self._again(command)
         at = Instant(max(self._clock.now(), self._last_commit))
         self._changed = False
-        cursors: list[int] = []
         result: LogResult
+        fresh_from = self._last_cursor + 1
         if isinstance(command, Append):
             fresh = [one for one in command.drafts if one.dedup_key not in self._dedup]
             expected = command.expected_cursor
             if fresh and expected is not None and expected != self._last_cursor:
                 raise CursorMismatch(expected, self._last_cursor)
             cursors = [self._append(draft, at) for draft in command.drafts]
-            result = Appended(self._events_at(cursors, command, at), at)
+            there = {event.cursor: event for event in self._events}
+            result = Appended(tuple(there[cursor] for cursor in cursors), at)
         else:
             result = Expired(self._expire(command, at), at)
         if command.transaction_id or self._changed:
             self._last_commit = at
         if command.transaction_id:
-            self._results[command.transaction_id] = result, cursors
+            self._results[command.transaction_id] = command, result, fresh_from
         return result
 
     def _again(self, command: LogCommand) -> LogResult:
-        first, cursors = self._results[command.transaction_id]
-        check_log_repeat(command, len(cursors) if isinstance(first, Appended) else None)
-        if isinstance(command, Append):
-            at = first.committed_at
-            return Appended(self._events_at(cursors, command, at), at)
-        return first
+        """Return the first result, with its events as they are now.
 
-    def _events_at(self, cursors: list[int], command: Append, at: Instant) -> tuple[Event, ...]:
-        """Return the events as they are; one that was removed as its draft says that it was."""
+        One that the transaction wrote itself is told as it was, if it was removed since.
+        """
+        first, result, fresh_from = self._results[command.transaction_id]
+        if isinstance(first, Append) and isinstance(command, Append):
+            first = replace(first, expected_cursor=command.expected_cursor)
+        check_log_repeat(command, first == command)
+        if not isinstance(result, Appended):
+            return result
         there = {event.cursor: event for event in self._events}
-        for cursor, draft in zip(cursors, command.drafts, strict=True):
-            # Of two drafts under one key the first was written.
-            if cursor not in there:
-                there[cursor] = stored(draft, event_id(self._key, cursor), cursor, at)
-        return tuple(there[cursor] for cursor in cursors)
+        for event in result.events:
+            if event.cursor not in there and event.cursor < fresh_from:
+                raise answer_removed(command, event.cursor)
+        events = (there.get(event.cursor, event) for event in result.events)
+        return Appended(tuple(events), result.committed_at)
 
     def _append(self, draft: EventDraft, at: Instant) -> int:
         if draft.dedup_key in self._dedup:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.episodic.columns import LogColumns
-from mindgrid.shards.episodic.commits import EventWrite, LogCommit, Told, encode_told
+from mindgrid.shards.episodic.commits import EventWrite, LogCommit, Told, digest, encode_told
 from mindgrid.shards.episodic.types import (
     Append,
     EventAction,
@@ -71,7 +71,7 @@ class LogPlanner:
         expected = command.expected_cursor
         if fresh and expected is not None and expected != self.last_cursor:
             raise CursorMismatch(expected, self.last_cursor)
-        told = Told(at, cursors)
+        told = Told(at, _request(command), cursors, first)
         if not fresh and not command.transaction_id:
             return LogPlan(None, told)
         superseded = (self.cursor_of(id) for draft in fresh for id in draft.supersedes)
@@ -99,7 +99,7 @@ class LogPlanner:
             include_deleted=hard,
         )
         chosen = self.columns.select(window, command.max_rows).tolist()
-        told = Told(at, None, len(chosen))
+        told = Told(at, _request(command), None, affected=len(chosen))
         if not chosen:
             return LogPlan(self._commit(command, told) if command.transaction_id else None, told)
         if not hard:
@@ -128,6 +128,11 @@ class LogPlanner:
         )
         self.seq += 1
         return commit
+
+
+def _request(command: LogCommand) -> bytes:
+    """Return the digest that a repeat is compared with; none of what is never remembered."""
+    return digest(command) if command.transaction_id else b""
 
 
 def _write(draft: EventDraft) -> EventWrite:

@@ -24,6 +24,7 @@ from mindgrid.shards.episodic.runs import Run, Values
 from mindgrid.shards.episodic.types import Event, EventPage, EventRange, LogConfig
 from mindgrid.shards.episodic.watchers import Watchers
 from mindgrid.shards.errors import MindgridError
+from mindgrid.shards.sizes import values_bytes
 
 Int64s = NDArray[np.int64]
 
@@ -87,7 +88,7 @@ class LogStore:
             pa.array([one.dedup_key for one in events], pa.string()),
         )
         self._recent += events
-        self._recent_bytes += sum(len(one.payload) for one in events)
+        self._recent_bytes += sum(map(values_bytes, events))
 
     def _remove_until(self, cursor: int) -> None:
         gone = max(0, cursor + 1 - self.recent_first)
@@ -108,7 +109,7 @@ class LogStore:
             self._drop_recent(min(sealed, max(1, len(self._recent) // 8)))
 
     def _drop_recent(self, count: int) -> None:
-        self._recent_bytes -= sum(len(one.payload) for one in self._recent[:count])
+        self._recent_bytes -= sum(map(values_bytes, self._recent[:count]))
         del self._recent[:count]
 
     def unsealed(self) -> tuple[int, list[int], list[EventWrite]]:
@@ -132,7 +133,7 @@ class LogStore:
         size = 0
         for event in reader:
             events.append(event)
-            size += _size(event)
+            size += values_bytes(event)
             if size >= PAGE_BYTES:
                 break
         return EventPage(tuple(events), more or len(events) < len(reader), last)
@@ -156,11 +157,6 @@ class LogStore:
             held = sorted({cursor for cursor in cursors if self.columns.holds(cursor)})
             reader = _Reader(self, np.array(held, np.int64))
         return dict(zip(held, reader, strict=True))
-
-
-def _size(event: Event) -> int:
-    texts = (event.source, *event.supersedes, *event.metadata, *event.metadata.values())
-    return len(event.payload) + sum(map(len, texts))
 
 
 class _Reader:

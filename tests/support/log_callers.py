@@ -31,7 +31,7 @@ from tests.support.streams import Stream
 Json = dict[str, Any]
 T = TypeVar("T")
 EPISODIC, EVENTS = "/mindd.episodic.v1.Episodic", "/mindgrid.v1.Events"
-LOGS = 128
+LOGS = 160
 """Each claim takes a log of its own."""
 SMALL = LogConfig(seal_events=64, seal_after_s=1.0, merge_fanout=3, recent_events=64)
 

@@ -377,3 +377,37 @@ def test_a_repeated_transaction_is_answered_and_not_done_again(log: LogCaller) -
     words = log.refused("AppendBatch", events=[MESSAGE], transactionId="t")
     assert words.startswith("transaction_id: ")
     assert log.append()["cursor"] == "303"
+
+
+def test_a_transaction_that_comes_back_with_other_events_is_refused(log: LogCaller) -> None:
+    named = {"type": "message", "metadata": {"a": "1", "b": "2"}}
+    first = batch(log, named, transactionId="t")
+    turned = named | {"metadata": {"b": "2", "a": "1"}}
+    assert batch(log, turned, transactionId="t") == first
+    for other in ({"type": "note"}, MESSAGE, named | {"metadata": {"a": "1"}}):
+        words = log.refused("AppendBatch", events=[other], transactionId="t")
+        assert words.startswith("transaction_id: 't' was used for another request")
+    assert log.cursors() == [1]
+
+
+def test_a_repeated_transaction_tells_of_its_own_events_even_if_they_were_removed(
+    log: LogCaller,
+) -> None:
+    first = batch(log, MESSAGE, {"type": "note"}, transactionId="t")
+    log.expire("HARD_DELETE", beforeCursor=2)
+    assert batch(log, MESSAGE, {"type": "note"}, transactionId="t") == first
+    log.expire("HARD_DELETE", beforeCursor=3)
+    assert batch(log, MESSAGE, {"type": "note"}, transactionId="t") == first
+    words = log.refused("AppendBatch", events=[MESSAGE, MESSAGE], transactionId="t")
+    assert words.startswith("transaction_id: ")
+
+
+def test_a_repeated_transaction_never_tells_of_another_event_than_the_first_time(
+    log: LogCaller,
+) -> None:
+    log.append("first", dedupKey="k")
+    asked = MESSAGE | {"dedupKey": "k"}
+    batch(log, asked, MESSAGE, transactionId="t")
+    log.expire("HARD_DELETE", beforeCursor=2)
+    words = log.refused("AppendBatch", events=[asked, MESSAGE], transactionId="t")
+    assert words.startswith("transaction_id: 't' was answered with the event at cursor 1")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from tests.support.log_callers import Desk, LogCaller
 
 from mindgrid.api import episodic
+from mindgrid.cluster import tails
 
 
 def test_a_tail_begins_at_the_live_edge(log: LogCaller) -> None:
@@ -151,6 +153,35 @@ def test_a_subscriber_may_be_as_far_behind_as_its_buffer_is_long(
     assert desk.tails(log) == 1
     tail.stream.go_on()
     assert tail.cursors(1_024) == list(range(1, 1_025))
+
+
+@pytest.mark.parametrize(
+    "event", [{"text": "x" * 3_000}, {"metadata": {"k": "v" * 3_000}}, {"source": "s" * 3_000}]
+)
+def test_a_subscriber_may_be_behind_by_so_many_bytes_whatever_they_are_part_of(
+    desk: Desk, log: LogCaller, monkeypatch: pytest.MonkeyPatch, event: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(tails, "BUFFER_BYTES", 10_000)
+    tail = log.tail()
+    tail.stream.stall()
+    # One is on its way to the client already, and three fit.
+    sent = 0
+    while desk.tails(log) and sent < 20:
+        log.append(**event)
+        sent += 1
+    assert 4 < sent < 20
+    tail.stream.go_on()
+    assert "more than 10000 bytes behind" in tail.error()["message"]
+
+
+def test_no_event_is_too_large_for_a_subscriber_that_reads(
+    log: LogCaller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "BUFFER_BYTES", 10_000)
+    tail = log.tail()
+    for n in range(3):
+        log.append("x" * 50_000)
+        assert tail.cursors(1) == [n + 1]
 
 
 def test_a_slow_subscriber_delays_no_other(log: LogCaller) -> None:
