@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindgrid.cluster.placement import host_of, shard_of
 from mindgrid.cluster.spec import Bounds, LogSpec, NamespaceKey, NamespaceSpec
-from mindgrid.shards.errors import NotFound, Unavailable
+from mindgrid.shards.errors import InvalidRequest, NotFound, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Routes:
             return known
         holding = self._holdings.get(key)
         if holding is None:
-            raise NotFound("namespace", str(key))
+            raise _unknown(key)
         if not self.epochs:
             raise Unavailable(f"namespace {key}", "the cluster has no host yet")
         route = self._known[key] = route_of(holding, tuple(self.epochs))
@@ -99,10 +99,16 @@ class Routes:
         """Return where the log lives; raises NotFound if there is none."""
         holding = self._logs.get(key)
         if holding is None:
-            raise NotFound("namespace", str(key))
+            raise _unknown(key)
         if not self.epochs:
             raise Unavailable(f"namespace {key}", "the cluster has no host yet")
         return LogRoute(holding.spec, holding.generation, host_of(key, 0, tuple(self.epochs)))
+
+
+def _unknown(key: NamespaceKey) -> InvalidRequest | NotFound:
+    if not key.name:
+        return InvalidRequest("namespace", "must not be empty")
+    return NotFound("namespace", str(key))
 
 
 def route_of(holding: Holding, hosts: tuple[str, ...]) -> Route:

@@ -69,7 +69,7 @@ class NotFound(CallerError):
         self.name = name
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name!r} does not exist"
+        return f"{self.kind} {self.name!r:.80} does not exist; the configuration says which do"
 
 
 class PreconditionFailed(CallerError):

@@ -6,6 +6,7 @@ of the field in the proto's own spelling, as `records[3].if_version`.
 
 from __future__ import annotations
 
+import codecs
 import difflib
 import json
 from collections import Counter
@@ -26,6 +27,8 @@ def read(message: type[Message], body: bytes) -> Message:
 
 
 def _tree(body: bytes) -> object:
+    if body.startswith(codecs.BOM_UTF8):
+        raise InvalidRequest("", "the body begins with a byte order mark; send UTF-8 without one")
     try:
         tree: object = json.loads(
             body.decode(), object_pairs_hook=_object, parse_constant=_not_a_number

@@ -27,9 +27,10 @@ def event_id(key: bytes, cursor: int) -> str:
 
 
 def cursor_of(key: bytes, id: str) -> int | None:
-    """Return the cursor in an id of this log; None for any other text."""
+    """Return the cursor in an id of this log, in any spelling of a UUID; None for other text."""
     try:
-        cursor = uuid.UUID(id).int >> 80
+        spelled = uuid.UUID(id)
     except ValueError:
         return None
-    return cursor if cursor and event_id(key, cursor) == id else None
+    cursor = spelled.int >> 80
+    return cursor if cursor and event_id(key, cursor) == str(spelled) else None

@@ -339,6 +339,7 @@ BAD_BODIES = [
     (b'{"namespace": "n"} x', "not JSON"),
     (b'{"topK": NaN}', "NaN"),
     (b"\xff", "not UTF-8 at byte 0"),
+    (b"\xef\xbb\xbf{}", "begins with a byte order mark"),
     (b"[]", "must be an object (SearchRequest)"),
     (b"null", "must be an object"),
     (b"[" * 4000, "nested too deeply"),

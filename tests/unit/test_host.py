@@ -521,5 +521,7 @@ def test_errors_travel_as_their_fields() -> None:
     outcomes: list[port.AnswerOutcome] = [port.failed(NotFound("namespace", "a/b")), Opening()]
     failed, opening = port.decode_answers(port.encode(outcomes))
     assert isinstance(failed, Failed)
-    assert str(failed.rebuild()) == "namespace 'a/b' does not exist"
+    assert (
+        str(failed.rebuild()) == "namespace 'a/b' does not exist; the configuration says which do"
+    )
     assert isinstance(opening, Opening)

@@ -174,6 +174,15 @@ def test_an_unknown_namespace_is_not_found_by_any_write(log: LogCaller) -> None:
     assert "episodic/nowhere" in log.refused("AppendBatch", 404, 5, events=[MESSAGE])
     expire: Json = {"action": "EXPIRE_ACTION_HARD_DELETE", "maxRows": 1, "beforeCursor": 5}
     assert "episodic/nowhere" in log.refused("Expire", 404, 5, **expire)
+    log.namespace = "n" * 70_000
+    assert len(log.refused("Append", 404, 5, **MESSAGE)) < 200
+
+
+def test_a_namespace_must_be_named(log: LogCaller) -> None:
+    log.namespace = ""
+    for method in ("AppendBatch", "Range", "Tail"):
+        assert log.refused(method).startswith("namespace: ")
+    assert log.refused("Append", **MESSAGE).startswith("namespace: ")
 
 
 # Idempotency
@@ -265,6 +274,12 @@ def test_an_event_that_was_removed_is_superseded_by_nobody(log: LogCaller) -> No
     log.expire("HARD_DELETE", beforeCursor=2)
     log.append(supersedes=[gone])
     assert log.cursors(includeDeleted=True) == [2]
+
+
+def test_an_id_may_be_spelled_as_any_uuid(log: LogCaller) -> None:
+    ids = [log.append()["id"] for _ in range(3)]
+    log.append(supersedes=[ids[0].upper(), f"{{{ids[1]}}}", ids[2].replace("-", "")])
+    assert log.cursors() == [4]
 
 
 def test_an_append_that_is_refused_supersedes_nothing(log: LogCaller) -> None:
