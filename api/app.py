@@ -97,7 +97,9 @@ class Door:
         if isinstance(answer, Answer):
             await http.send_answer(send, answer)
         else:
-            await http.send_stream(receive, send, _lines(answer))
+            # Here, and not in `_lines`: a client may leave before a line was asked for.
+            async with aclosing(answer):
+                await http.send_stream(receive, send, _lines(answer))
 
     async def _answer(self, verb: _Verb, scope: Scope, receive: Receive) -> Answer | Stream:
         """Answer in the contract's order: size, caller, validation, work."""
@@ -163,12 +165,11 @@ def _verbs(grid: Grid) -> dict[str, _Verb]:
 async def _lines(stream: Stream) -> AsyncGenerator[bytes, None]:
     """Return the stream's messages as lines of JSON; a failure in the middle is the last one."""
     try:
-        async with aclosing(stream):
-            async for part in stream:
-                for start in range(0, len(part) or 1, _LINES_AT_ONCE):
-                    messages = part[start : start + _LINES_AT_ONCE]
-                    lines = [b'{"result":%b}\n' % codec.encode(message) for message in messages]
-                    yield b"".join(lines) or b"\n"
+        async for part in stream:
+            for start in range(0, len(part) or 1, _LINES_AT_ONCE):
+                messages = part[start : start + _LINES_AT_ONCE]
+                lines = [b'{"result":%b}\n' % codec.encode(message) for message in messages]
+                yield b"".join(lines) or b"\n"
     except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
         yield b'{"error":%b}\n' % http.failure(error).body
 

@@ -101,7 +101,9 @@ class Episodic:
     ) -> AsyncGenerator[Sequence[Event], None]:
         """Follow the log."""
         range, historical = convert.followed(message), message.include_historical
-        return _told(await self._logs.tail(message.namespace, range, historical))
+        told = _told(await self._logs.tail(message.namespace, range, historical))
+        await anext(told)
+        return told
 
     async def expire(self, principal: Principal, message: ExpireRequest) -> ExpireResponse:
         """Tombstone or remove events of a window, oldest first."""
@@ -143,7 +145,9 @@ class Events:
 
 
 async def _told(tail: Tail) -> AsyncGenerator[Sequence[Event], None]:
+    """Yield an empty part, then what comes: closing a generator that never began does nothing."""
     try:
+        yield []
         while True:
             yield [convert.event(one) for one in await tail.next(IDLE_S)]
     finally:

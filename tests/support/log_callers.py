@@ -175,8 +175,8 @@ class Desk:
         """Take the loop that the grid belongs to."""
         self.runner = runner
         self.grid = grid
-        self._door = Door(grid)
-        transport = httpx2.ASGITransport(app=self._door, raise_app_exceptions=True)
+        self.door = Door(grid)
+        transport = httpx2.ASGITransport(app=self.door, raise_app_exceptions=True)
         self._http = httpx2.AsyncClient(transport=transport, base_url="http://door", timeout=60)
         self._numbers = itertools.count()
         self._streams: list[Followed] = []
@@ -203,7 +203,7 @@ class Desk:
         """Return a stream that has begun."""
 
         async def begin() -> Stream:
-            stream = Stream(self._door, path, body)
+            stream = Stream(self.door, path, body)
             assert await stream.begun() == 200, await stream.line()
             return stream
 

@@ -52,10 +52,11 @@ class Stream:
         """Read again."""
         self._go_on.set()
 
-    async def leave(self) -> None:
-        """Hang up, and return once the application is done with us."""
+    async def leave(self, goes_on: bool = True) -> None:
+        """Hang up, and return once the application is done; without `goes_on` its sends stay stuck."""
         self._left.set()
-        self._go_on.set()
+        if goes_on:
+            self._go_on.set()
         await asyncio.wait_for(self._task, 20)
 
     async def _receive(self) -> MutableMapping[str, Any]:

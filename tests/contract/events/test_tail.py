@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
-from tests.support.log_callers import Desk, LogCaller
+from tests.support.log_callers import EPISODIC, Desk, LogCaller
+from tests.support.streams import Stream
 
 from mindgrid.api import episodic
 from mindgrid.cluster import tails
@@ -201,6 +203,22 @@ def test_a_client_that_leaves_is_forgotten(desk: Desk, log: LogCaller) -> None:
     assert [tail.cursors(1) for tail in tails] == [[1]] * 20
     for tail in tails:
         tail.leave()
+    assert desk.tails(log) == 0
+
+
+def test_a_client_that_leaves_before_its_answer_begins_is_forgotten(
+    desk: Desk, log: LogCaller
+) -> None:
+    log.append()
+
+    async def leave() -> None:
+        stream = Stream(desk.door, f"{EPISODIC}/Tail", {"namespace": log.namespace})
+        stream.stall()
+        while not desk.tails(log):
+            await asyncio.sleep(0)
+        await stream.leave(goes_on=False)
+
+    desk.run(asyncio.wait_for(leave(), 20))
     assert desk.tails(log) == 0
 
 
