@@ -2,14 +2,17 @@
 
 Sections: append, batch, replay, session, open, tail, tails; all without an argument. One server of
 its own serves them. Beside `append` runs PostgreSQL, where it is installed: the same events, a
-counter row a namespace, every commit synced, asked by pgbench over as many connections.
+counter row a namespace, every commit synced, asked over as many connections by pgbench (in C, as
+fast as can be asked) and by asyncpg (as an application asks).
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import os
+import random
 import shutil
 import socket
 import statistics
@@ -21,8 +24,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import orjson
-from tests.support.http_load import Connection, Drive, drive, send_all, tool
+from tests.support.http_load import Connection, Drive, Rate, drive, send_all, tool
 from tests.support.served import Served, served
 
 EVENTS = int(os.environ.get("BENCH_EVENTS", "1000000"))
@@ -57,21 +61,23 @@ def _append(server: Served) -> None:
     with _postgres() as peer:
         for clients in (1, 8, 32):
             for words, bodies in (("one namespace", one), ("64 namespaces", many)):
-                ours, theirs = [], []
+                ours: list[Rate] = []
+                theirs: dict[str, list[float]] = {}
                 for _ in range(ROUNDS):
                     plan = Drive(server.port, APPEND, bodies, clients, SECONDS)
                     ours.append(drive(plan))
-                    if peer:
-                        theirs.append(_pgbench(peer, clients, len(bodies)))
+                    for name, ask in PEERS.items():
+                        if peer:
+                            theirs.setdefault(name, []).append(ask(peer, clients, len(bodies)))
                 rate = statistics.median(one.each_s for one in ours)
                 p50 = statistics.median(one.p50_ms for one in ours)
                 p99 = statistics.median(one.p99_ms for one in ours)
                 line = (
                     f"{clients:2} clients, {words}: {rate:,.0f}/s, p50 {p50:.1f}, p99 {p99:.1f} ms"
                 )
-                if theirs:
-                    other = statistics.median(theirs)
-                    line += f"; PostgreSQL {other:,.0f}/s, ratio {rate / other:.2f}"
+                for name, rates in theirs.items():
+                    other = statistics.median(rates)
+                    line += f"; PostgreSQL by {name} {other:,.0f}/s, ratio {rate / other:.2f}"
                 print(line)
 
 
@@ -240,7 +246,12 @@ insert into cursors select n, 0 from generate_series(0, 63) n;
 """
 _APPEND_SQL = """\\set ns random(0, {last})
 with c as (update cursors set next = next + 1 where ns = :ns returning next)
-insert into events select :ns, next, 'message', 'tool', decode('{payload}', 'base64') from c;
+insert into events select :ns, next, 'message', 'tool', decode('{payload}', 'base64') from c
+returning seq;
+"""
+_APPEND_ONE = """
+with c as (update cursors set next = next + 1 where ns = $1 returning next)
+insert into events select $1, next, 'message', 'tool', $2 from c returning seq
 """
 
 
@@ -297,6 +308,27 @@ def _pgbench(folder: Path, clients: int, namespaces: int) -> float:
     return float(line.split()[2])
 
 
+def _asyncpg(folder: Path, clients: int, namespaces: int) -> float:
+    async def ask() -> int:
+        pool = await asyncpg.create_pool(
+            host=str(folder), user="postgres", min_size=clients, max_size=clients
+        )
+        payload, counts = base64.b64decode(PAYLOAD), [0] * clients
+        until = time.perf_counter() + SECONDS
+
+        async def client(n: int) -> None:
+            while time.perf_counter() < until:
+                namespace = random.randrange(namespaces)
+                await pool.fetchval(_APPEND_ONE, namespace, payload)
+                counts[n] += 1
+
+        await asyncio.gather(*map(client, range(clients)))
+        await pool.close()
+        return sum(counts)
+
+    return asyncio.run(ask()) / SECONDS
+
+
 def _user() -> list[str]:
     return ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
 
@@ -305,6 +337,7 @@ def _as_postgres(*command: str) -> None:
     subprocess.run([*_user(), *command], check=True, stdout=subprocess.DEVNULL)
 
 
+PEERS = {"pgbench": _pgbench, "asyncpg": _asyncpg}
 SECTIONS = {
     "append": _append,
     "batch": _batch,

@@ -53,7 +53,7 @@ class Stream:
         self._go_on.set()
 
     async def leave(self, goes_on: bool = True) -> None:
-        """Hang up, and return once the application is done; its sends are stuck unless it goes on."""
+        """Hang up, and return once the application is done; unless it goes on, sends hang."""
         self._left.set()
         if goes_on:
             self._go_on.set()
