@@ -32,6 +32,7 @@ from mindgrid.cluster.catalog import Catalog, HostEntry
 from mindgrid.cluster.client import Grid
 from mindgrid.cluster.committer import Committer
 from mindgrid.cluster.gate import HostAway
+from mindgrid.cluster.joining import check_joined
 from mindgrid.cluster.openers import Opener, open_shard
 from mindgrid.cluster.port import Doubt
 from mindgrid.cluster.process import Process, end, this_process, watch_parent
@@ -369,7 +370,7 @@ class RayDirectory:
         self._coordinator: Actor = None
 
     async def table(self, older_than: int, suspect: str) -> Table:
-        """See `Directory.table`."""
+        """See `Directory.table`; raises ClusterReplaced too."""
         actor = self._coordinator or await asyncio.to_thread(self._find)
         self._coordinator = actor
         try:
@@ -377,6 +378,7 @@ class RayDirectory:
             return port.decode_table(await _within(COORDINATOR, _TABLE_WAIT_S, answer))
         except Unavailable:
             self._coordinator = None
+            await asyncio.to_thread(check_joined)
             raise
 
     def port(self, host: str) -> port.Port:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import ray
 from ray._private.authentication import authentication_token_setup
+from ray._raylet import GcsClient  # type: ignore[attr-defined]
+from ray.exceptions import RpcError
 
 from mindgrid.cluster.session import reachable
 from mindgrid.cluster.supervisor import running_server
-from mindgrid.shards.errors import Unavailable
+from mindgrid.shards.errors import ClusterReplaced, Unavailable
 
 
 def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
@@ -19,7 +21,8 @@ def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
 
     "auto" is the server on `storage` if that is given, else the cluster that this process is in or
     what Ray takes it for. Raises Unavailable if no server runs there, none answers, or this process
-    has joined another cluster: Ray knows one a process.
+    has joined another cluster: Ray knows one a process. One that was joined and has been started
+    anew since is joined anew.
     """
     if address == "auto" and storage is not None:
         server = running_server(storage)
@@ -29,8 +32,14 @@ def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
             problem = "none is running; start it with `mindgrid serve`"
             raise Unavailable(f"the server on {storage}", problem)
     if ray.is_initialized():
-        _check_joined(address)
-        return
+        _check_is_at(address)
+        try:
+            check_joined()
+        except ClusterReplaced:
+            # Nothing is left of it, and Ray would ask for it for ever.
+            ray.shutdown()
+        else:
+            return
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", address)
     if address != "auto":
@@ -49,7 +58,7 @@ def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
         raise Unavailable(f"the Ray cluster at {address}", str(error)) from error
 
 
-def _check_joined(address: str) -> None:
+def _check_is_at(address: str) -> None:
     joined = ray.get_runtime_context().gcs_address
     if ":" in address and not _is_same(address, joined):
         problem = (
@@ -57,6 +66,24 @@ def _check_joined(address: str) -> None:
             "another process, or call ray.shutdown() first"
         )
         raise Unavailable(f"the Ray cluster at {address}", problem)
+
+
+def check_joined() -> None:
+    """Raise ClusterReplaced if another Ray cluster has taken the place of the one that was joined.
+
+    That is so once its server, or its head, was started anew. A task or an actor ends with its
+    cluster, so it need not ask. Blocks.
+    """
+    joined = ray.get_runtime_context()
+    if joined.worker.mode != ray.SCRIPT_MODE:
+        return
+    try:
+        _check_answers(joined.gcs_address)
+        there = GcsClient(address=reachable(joined.gcs_address)).cluster_id
+    except (Unavailable, RpcError):
+        return  # It may be back by and by.
+    if there != joined.worker.gcs_client.cluster_id:
+        raise ClusterReplaced(joined.gcs_address)
 
 
 def _is_same(one: str, other: str) -> bool:

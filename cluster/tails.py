@@ -344,9 +344,7 @@ class Tails:
             self._forget(follower)
         errors = [self._hear(follower, news) for news in answer.news]
         if any(isinstance(error, Moved) for error in errors):
-            await self._router.has_newer("")
-            for feed in list(follower.feeds.values()):
-                self._replace(feed)
+            await self._look_anew(follower, "")
         return not any(errors)
 
     def _forget(self, follower: _Follower) -> None:
@@ -360,10 +358,19 @@ class Tails:
             error = HostAway(follower.host, "it does not answer")
         if not isinstance(error, RetryError | Exhausted):
             log.error("following logs at %s failed", follower.host, exc_info=error)
-        if isinstance(error, HostAway | Moved):
-            await self._router.has_newer(follower.host if isinstance(error, HostAway) else "")
         for feed in list(follower.feeds.values()):
             self._fail(feed, error)
+        suspect = follower.host if isinstance(error, HostAway) else ""
+        await self._look_anew(follower, suspect)
+
+    async def _look_anew(self, follower: _Follower, suspect: str) -> None:
+        """Follow each log at the host that the newest table names."""
+        try:
+            await self._router.has_newer(suspect)
+        except MindgridError as error:
+            for feed in list(follower.feeds.values()):
+                self._fail(feed, error)
+        for feed in list(follower.feeds.values()):
             self._replace(feed)
 
     def _replace(self, feed: _Feed) -> None:

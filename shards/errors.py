@@ -11,6 +11,7 @@ MindgridError
 │   ├── PermissionDenied       a credential that does not cover the call
 │   ├── TooLarge               the body is over the limit
 │   ├── TextRefused            the embedding model does not take a text: says which and why
+│   ├── ClusterReplaced        the server was started anew: connect again
 │   ├── Lagged                 a subscriber fell behind and was detached: names its last cursor
 │   └── Exhausted              a queue or a rate is full: slow down
 ├── RetryError                 the same request may succeed later
@@ -21,6 +22,7 @@ MindgridError
 │   └── InDoubt                such a commit may be part of the answer: ask again at that instant
 └── OperatorError              someone must look at the machine
     ├── Corruption             stored bytes are not what was written: names the file
+    ├── LostEvents             a log begins anew: names the cursor that was seen in it
     ├── StorageLocked          another process owns the folder
     ├── FormatTooNew           a newer release wrote the folder: names both formats
     └── ConfigError            the configuration cannot be used: names the line
@@ -199,6 +201,20 @@ class Lagged(CallerError):
             f"this tail of {self.namespace} is detached: it is more than {self.limit} "
             f"behind; the last cursor sent is {self.last_cursor}, resume with "
             f"after_cursor={self.last_cursor} and include_historical"
+        )
+
+
+class ClusterReplaced(CallerError):
+    """The Ray cluster of the server that this process joined has ended; another took its place."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+    def __str__(self) -> str:
+        return (
+            f"the server at {self.address} was started anew since this process joined its Ray "
+            "cluster; close the handle and call mindgrid.connect again"
         )
 
 

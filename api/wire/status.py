@@ -43,6 +43,8 @@ _CODES: dict[type[errors.MindgridError], int] = {
     errors.Lagged: 8,
     errors.Unavailable: 14,
     errors.DeadlineExceeded: 4,
+    # Of handles only; a replica ends with its cluster.
+    errors.ClusterReplaced: 14,
     # A caller that meets Moved has outrun every retry of ours; the same request may succeed.
     errors.Moved: 14,
     # Nor of these: whoever orders the commits, or asks again, has waited until the deadline.

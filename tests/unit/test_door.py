@@ -417,6 +417,7 @@ ERRORS: list[tuple[BaseException, int, int]] = [
     (errors.CursorMismatch(3, 5), 400, 9),
     (errors.Lagged("episodic/events", 7, "1024 events"), 429, 8),
     (errors.LostEvents("episodic/events", 7, 0), 500, 15),
+    (errors.ClusterReplaced("127.0.0.1:1"), 503, 14),
     (errors.Unimplemented("later"), 501, 12),
     (errors.Unauthenticated("no token"), 401, 16),
     (errors.PermissionDenied("not yours"), 403, 7),
