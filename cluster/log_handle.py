@@ -10,6 +10,7 @@ from mindgrid.cluster.logs import Logs
 from mindgrid.cluster.tails import Tail
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.episodic.types import Appended, Event, EventAction, EventDraft, EventRange
+from mindgrid.shards.errors import MindgridError
 from mindgrid.shards.types import Expired
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ class Wait(Protocol):
 
 
 class OpenTail:
-    """The events of a tail as they come, for ever; ends with the error that ends the tail.
+    """The events of a tail as they come, until it is closed; ends with the error that ends it.
 
     A context manager, and to be closed: an open tail keeps its place in the log's feed.
     """
@@ -34,6 +35,7 @@ class OpenTail:
         self._wait = wait
         self._tail = tail
         self._ready: deque[Event] = deque()
+        self._is_closed = False
 
     @property
     def last_cursor(self) -> int:
@@ -47,7 +49,8 @@ class OpenTail:
         return ready or self._wait(self._tail.next(wait_s))
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Follow no longer; an iteration ends, in whichever thread it is."""
+        self._is_closed = True
         self._wait(self._close())
 
     def __iter__(self) -> Iterator[Event]:
@@ -55,7 +58,12 @@ class OpenTail:
 
     def __next__(self) -> Event:
         while not self._ready:
-            self._ready.extend(self.next())
+            try:
+                self._ready.extend(self.next())
+            except MindgridError:
+                if self._is_closed:
+                    raise StopIteration from None
+                raise
         return self._ready.popleft()
 
     def __enter__(self) -> OpenTail:

@@ -21,7 +21,13 @@ from mindgrid.cluster.spec import EPISODIC, NamespaceKey
 from mindgrid.cluster.table import LogRoute
 from mindgrid.cluster.tails import Tail, Tails
 from mindgrid.shards.clock import Instant
-from mindgrid.shards.episodic.checks import CURSOR_MAX, check_log_command, check_range, check_whole
+from mindgrid.shards.episodic.checks import (
+    CURSOR_MAX,
+    check_followed,
+    check_log_command,
+    check_range,
+    check_whole,
+)
 from mindgrid.shards.episodic.types import (
     Append,
     Appended,
@@ -105,10 +111,13 @@ class Logs:
         limit: int = PAGE_EVENTS,
         deadline_s: float | None = None,
     ) -> EventPage:
-        """Return the first events of a range, at most `limit`, and fewer where they are large."""
+        """Return the first events of a range, at most `limit`, and fewer where they are large.
+
+        A limit of 0 leaves their number to us.
+        """
         key, deadline = await self._begin(namespace, deadline_s)
-        check_range(range)
-        return await self._page(key, range, limit, deadline)
+        check_range(range, limit)
+        return await self._page(key, range, limit or PAGE_EVENTS, deadline)
 
     async def range(
         self,
@@ -123,6 +132,7 @@ class Logs:
         here. Events that are appended later are not in the range, whatever their number. The
         deadline is that of each part.
         """
+        check_range(range, limit)
         asked = min(limit or PAGE_EVENTS, PAGE_EVENTS)
         page = await self.page(namespace, range, asked, deadline_s)
         return self._parts(namespace, range, limit, page, deadline_s)
@@ -163,11 +173,12 @@ class Logs:
         behind `range.after_cursor` first.
 
         Replay goes over into the live edge without a gap and without a repeat. Of `range` only the
-        filters count, and `include_deleted` for the replay; the bounds but `after_cursor` and
-        `reverse` must be unset. The deadline is that of each page that is read.
+        filters count, and `include_deleted` for the replay; the bounds but `after_cursor`, which
+        counts only with `historical`, and `reverse` must be unset. The deadline is that of each
+        page that is read.
         """
         key, _ = await self._begin(namespace, deadline_s)
-        check_range(range)
+        check_followed(range)
         return await self.tails.open(key, range, historical)
 
     async def close(self) -> None:

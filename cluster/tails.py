@@ -93,8 +93,8 @@ class Tail:
         return events
 
     def close(self) -> None:
-        """Take nothing any more."""
-        self._tails.leave(self)
+        """Take nothing any more; who waits for the next events is told."""
+        self.end(Unavailable(f"namespace {self.key}", "this tail is closed"))
 
     def push(self, events: list[Event]) -> None:
         """Take events of the feed, which are in order; those that were read already are left out.
@@ -115,8 +115,8 @@ class Tail:
             self._news.set()
 
     def end(self, error: MindgridError) -> None:
-        """Hand out nothing more than the buffer, then this error."""
-        self._live, self._error = True, error
+        """Hand out nothing more than the buffer, then this error, unless it has ended before."""
+        self._live, self._error = True, self._error or error
         self._tails.leave(self)
         self._news.set()
 
@@ -301,16 +301,17 @@ class Tails:
     async def _follow(self, follower: _Follower) -> None:
         """Keep a call at the host while anybody listens; a newer one while there is more to say."""
         calls: set[asyncio.Task[bool]] = set()
+        changed = asyncio.create_task(follower.changed.wait())
         tries = 0
         try:
             while follower.feeds or follower.left:
                 if not calls or (follower.changed.is_set() and len(calls) < _CALLS_MAX):
                     calls.add(asyncio.create_task(self._ask(follower)))
                     continue
-                changed = asyncio.create_task(follower.changed.wait())
+                if changed.done():
+                    changed = asyncio.create_task(follower.changed.wait())
                 waits = {*calls, changed} if len(calls) < _CALLS_MAX else calls
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
                 ended = {call for call in calls if call.done()}
                 calls -= ended
                 if all(call.result() for call in ended):
@@ -322,8 +323,10 @@ class Tails:
                 await asyncio.sleep(pause_s)
         finally:
             follower.task = None
-            for call in calls:
-                call.cancel()
+            rest = [*calls, changed]
+            for task in rest:
+                task.cancel()
+            await asyncio.gather(*rest, return_exceptions=True)
 
     async def _ask(self, follower: _Follower) -> bool:
         """Make one call and hand on what it brings; False if it failed, or a log did."""

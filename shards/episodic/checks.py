@@ -24,6 +24,8 @@ from mindgrid.shards.errors import InvalidRequest, LostEvents
 from mindgrid.shards.types import ID_BYTES_MAX
 
 BATCH_EVENTS_MAX = 1_000
+LIMIT_MAX = 2**32 - 1
+"""What the wire can say."""
 CURSOR_MAX = 2**64 - 1
 """What the wire can say; more than a log ever gives."""
 
@@ -48,7 +50,8 @@ def check_log_command(command: LogCommand, batch: bool = False) -> None:
         except InvalidRequest as error:
             if not batch:
                 raise
-            raise InvalidRequest(f"events[{index}].{error.field}", error.problem) from None
+            field = f"events[{index}].{error.field}".removesuffix(".")
+            raise InvalidRequest(field, error.problem) from None
 
 
 def check_log_repeat(command: LogCommand, is_the_same: bool) -> None:
@@ -67,8 +70,12 @@ def answer_removed(command: LogCommand, cursor: int) -> InvalidRequest:
     return InvalidRequest("transaction_id", problem)
 
 
-def check_range(range: EventRange) -> None:
+def check_range(range: EventRange, limit: int = 0) -> None:
     """Refuse a range with a bound or a filter that no event could be compared with."""
+    if not isinstance(range, EventRange):
+        raise InvalidRequest("range", f"must be an EventRange, not {type(range).__name__}")
+    if not isinstance(limit, int) or not 0 <= limit <= LIMIT_MAX:
+        raise InvalidRequest("limit", f"is {limit!r:.64}, but must be from 0 to {LIMIT_MAX}")
     _check_cursor(range.after_cursor, "after_cursor")
     _check_cursor(range.before_cursor, "before_cursor")
     check_time(range.after_time, "after_time")
@@ -78,6 +85,20 @@ def check_range(range: EventRange) -> None:
     check_text(range.type, "type", ID_BYTES_MAX)
 
 
+def check_followed(range: EventRange) -> None:
+    """Refuse what a tail has no use for: all bounds but `after_cursor`."""
+    check_range(range)
+    given = {
+        "before_cursor": range.before_cursor != 0,
+        "after_time": range.after_time is not None,
+        "before_time": range.before_time is not None,
+        "reverse": range.reverse,
+    }
+    for field, is_set in given.items():
+        if is_set:
+            raise InvalidRequest(field, "must be left out; a tail has no end and goes forward")
+
+
 def check_whole(namespace: str, seen: int, last_cursor: int) -> None:
     """Refuse to go on in a log whose end lies before a cursor that was seen in it."""
     if last_cursor < seen:
@@ -85,6 +106,8 @@ def check_whole(namespace: str, seen: int, last_cursor: int) -> None:
 
 
 def _check_draft(draft: EventDraft) -> None:
+    if not isinstance(draft, EventDraft):
+        raise InvalidRequest("", f"must be an EventDraft, not {type(draft).__name__}")
     check_text(draft.type, "type", ID_BYTES_MAX)
     if not draft.type:
         raise InvalidRequest("type", "must not be empty")

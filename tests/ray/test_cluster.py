@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from mindgrid.cluster.handle import Handle
 from mindgrid.cluster.placement import host_of
 from mindgrid.cluster.spec import Bounds, GridSpec, LogSpec, NamespaceKey, shard_folder
 from mindgrid.shards.config import Driver
-from mindgrid.shards.episodic.types import EventAction, EventDraft, EventRange
+from mindgrid.shards.episodic.types import Event, EventAction, EventDraft, EventRange
 from mindgrid.shards.errors import (
     ConfigError,
     Corruption,
@@ -93,7 +94,9 @@ def server(ray_cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         ),
         hosts=2,
         bounds=Bounds(silence_max_s=5.0, deadline_s=90.0),
-        logs=tuple(LogSpec(NamespaceKey("episodic", name)) for name in ("told", "followed")),
+        logs=tuple(
+            LogSpec(NamespaceKey("episodic", name)) for name in ("told", "followed", "closed")
+        ),
     )
     configure(spec, ray_namespace)
     handle = mindgrid.connect(ray_namespace=ray_namespace)
@@ -144,6 +147,20 @@ def test_events_are_appended_read_followed_and_expired_over_handles(server: Serv
         assert tail.next(0.1) == []
     with pytest.raises(CursorMismatch):
         logs.append("told", said(0, 1), expected_cursor=29)
+
+
+def test_a_tail_that_is_closed_ends_whoever_iterates_over_it(server: Server) -> None:
+    tail = server.handle.logs.tail("closed")
+    seen: list[Event] = []
+    iterating = threading.Thread(target=lambda: seen.extend(tail))
+    iterating.start()
+    written = server.handle.logs.append("closed", said(0, 2)).events
+    eventually(lambda: seen == list(written))
+    tail.close()
+    iterating.join(20)
+    assert not iterating.is_alive()
+    with pytest.raises(Unavailable, match="this tail is closed"):
+        tail.next(1.0)
 
 
 def test_a_tail_outlives_the_host_and_misses_nothing(server: Server) -> None:

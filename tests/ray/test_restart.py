@@ -23,6 +23,7 @@ def test_who_holds_a_handle_over_a_restart_is_told_and_connects_again(tmp_path: 
             env={**os.environ, "PYTHONPATH": path},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         ) as child:
             assert child.stdout is not None
@@ -31,10 +32,10 @@ def test_who_holds_a_handle_over_a_restart_is_told_and_connects_again(tmp_path: 
                 assert child.stdout.readline() == "followed 1\n"
                 server.kill_and_start()
                 child.stdin.write("\n")
-                child.stdin.flush()
-                rest = child.stdout.read()
+                rest, noise = child.communicate(timeout=120)
             finally:
                 child.kill()
+        assert "Task was destroyed" not in noise
         assert rest.splitlines() == ["ClusterReplaced", "ClusterReplaced", "followed 2"]
     finally:
         server.close()
