@@ -20,7 +20,13 @@ from mindgrid.api.front import Grid, Records, Semantic
 from mindgrid.api.pace import Pace
 from mindgrid.api.principal import ANONYMOUS, Principal
 from mindgrid.api.wire import codec, http, status
-from mindgrid.api.wire.events import AppendBatchRequest, AppendRequest, RangeRequest, TailRequest
+from mindgrid.api.wire.events import (
+    AppendBatchRequest,
+    AppendRequest,
+    DescribeRequest,
+    RangeRequest,
+    TailRequest,
+)
 from mindgrid.api.wire.events import ExpireRequest as ExpireEventsRequest
 from mindgrid.api.wire.http import Answer, ClientGone, Receive, Scope, Send
 from mindgrid.api.wire.messages import (
@@ -155,6 +161,7 @@ def _verbs(grid: Grid) -> dict[str, _Verb]:
         "/mindd.episodic.v1.Episodic/Tail": _Verb(TailRequest, episodic.tail),
         "/mindd.episodic.v1.Episodic/Expire": _Verb(ExpireEventsRequest, episodic.expire),
         "/mindgrid.v1.Events/AppendBatch": _Verb(AppendBatchRequest, events.append_batch),
+        "/mindgrid.v1.Events/Describe": _Verb(DescribeRequest, events.describe),
         "/mindgrid.v1.Records/Get": _Verb(GetRequest, records.get),
         "/mindgrid.v1.Records/List": _Verb(ListRequest, records.list),
         "/mindgrid.v1.Records/Count": _Verb(CountRequest, records.count),

@@ -18,6 +18,8 @@ from mindgrid.api.wire.events import (
     AppendBatchResponse,
     AppendRequest,
     AppendResponse,
+    DescribeRequest,
+    DescribeResponse,
     Event,
     ExpireRequest,
     ExpireResponse,
@@ -25,6 +27,7 @@ from mindgrid.api.wire.events import (
     TailRequest,
 )
 from mindgrid.api.writes import Writes
+from mindgrid.cluster.logs import Extent
 from mindgrid.cluster.tails import Tail
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.episodic import types
@@ -66,6 +69,10 @@ class Logs(Protocol):
         self, namespace: str, range: EventRange, limit: int = 0
     ) -> AsyncIterator[tuple[types.Event, ...]]:
         """Return the events of a range in parts."""
+        ...
+
+    async def describe(self, namespace: str) -> Extent:
+        """Return where the log begins and ends."""
         ...
 
     async def tail(self, namespace: str, range: EventRange, historical: bool = False) -> Tail:
@@ -142,6 +149,11 @@ class Events:
         if not message.include_payload:
             events = [replace(one, payload=b"") for one in events]
         return AppendBatchResponse(events=events)
+
+    async def describe(self, principal: Principal, message: DescribeRequest) -> DescribeResponse:
+        """Return where the log begins and ends."""
+        extent = await self._logs.describe(message.namespace)
+        return DescribeResponse(first_cursor=extent.first_cursor, last_cursor=extent.last_cursor)
 
 
 async def _told(tail: Tail) -> AsyncGenerator[Sequence[Event], None]:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from mindgrid.cluster.logs import Logs
+from mindgrid.cluster.logs import Extent, Logs
 from mindgrid.cluster.tails import Tail
 from mindgrid.shards.clock import Instant
 from mindgrid.shards.episodic.types import Appended, Event, EventAction, EventDraft, EventRange
@@ -144,6 +144,10 @@ class LogHandle:
                 yield from found
 
         return events()
+
+    def describe(self, namespace: str, deadline_s: float | None = None) -> Extent:
+        """Return where the log begins and ends. See `Extent`."""
+        return self._wait(self._logs.describe(namespace, deadline_s))
 
     def tail(
         self,

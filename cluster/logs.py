@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,6 +45,18 @@ from mindgrid.shards.types import Expired
 
 PAGE_EVENTS = 1_000
 """So many events a read asks for; large ones come fewer at a time."""
+
+
+class Extent(NamedTuple):
+    """Where a log begins and ends.
+
+    `first_cursor` is the oldest that it holds: whoever resumes before it has missed what was
+    removed. `last_cursor` is the newest that it ever gave, 0 for none. Where nothing is held, that
+    is one less.
+    """
+
+    first_cursor: int
+    last_cursor: int
 
 
 class Logs:
@@ -161,6 +174,11 @@ class Logs:
             seen = page.last_cursor
             page = await self.page(namespace, range, min(left, PAGE_EVENTS), deadline_s)
             check_whole(f"{EPISODIC}/{namespace}", seen, page.last_cursor)
+
+    async def describe(self, namespace: str, deadline_s: float | None = None) -> Extent:
+        """Return where the log begins and ends."""
+        page = await self.page(namespace, EventRange(after_cursor=CURSOR_MAX), 1, deadline_s)
+        return Extent(page.first_cursor, page.last_cursor)
 
     async def tail(
         self,

@@ -118,6 +118,19 @@ class AppendBatchRequest(Message, frozen=True, kw_only=True):
     transaction_id: str = ""
 
 
+class DescribeRequest(Message, frozen=True, kw_only=True):
+    """Ask where a log begins and ends."""
+
+    namespace: str = ""
+
+
+class DescribeResponse(Message, frozen=True, kw_only=True):
+    """The oldest cursor that is there, and the newest that was given."""
+
+    first_cursor: int = 0
+    last_cursor: int = 0
+
+
 class AppendBatchResponse(Message, frozen=True, kw_only=True):
     """Aligned with the request's events."""
 

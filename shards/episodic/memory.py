@@ -67,7 +67,8 @@ class MemoryLog:
             found = [event for event in self._events if _is_in(range, event)]
             if range.reverse:
                 found.reverse()
-            return EventPage(tuple(found[:limit]), len(found) > limit, self._last_cursor)
+            first = self._events[0].cursor if self._events else self._last_cursor + 1
+            return EventPage(tuple(found[:limit]), len(found) > limit, first, self._last_cursor)
 
     def watch(self, watcher: Callable[[], None]) -> Callable[[], None]:
         """See `EpisodicLog.watch`."""

@@ -128,7 +128,7 @@ class LogStore:
             cursors = self.columns.select(range, limit + 1)
             more = len(cursors) > limit
             reader = _Reader(self, cursors[:limit])
-            last = self.columns.last
+            first, last = self.columns.first, self.columns.last
         events: list[Event] = []
         size = 0
         for event in reader:
@@ -136,7 +136,7 @@ class LogStore:
             size += values_bytes(event)
             if size >= PAGE_BYTES:
                 break
-        return EventPage(tuple(events), more or len(events) < len(reader), last)
+        return EventPage(tuple(events), more or len(events) < len(reader), first, last)
 
     def sources(self, cursors: Int64s) -> _Sources:
         """Return where the values of these events are, in order."""

@@ -121,11 +121,13 @@ class EventPage(Value, frozen=True):
     """The first events of a range, and where it goes on.
 
     `more` says whether events of the range may follow behind the last one; none follows a page
-    without events. `last_cursor` is the newest that the log had given when the page was read.
+    without events. When the page was read, `first_cursor` was the oldest that the log held, and
+    `last_cursor` the newest that it had given; where it held nothing, that is one less.
     """
 
     events: tuple[Event, ...]
     more: bool
+    first_cursor: int
     last_cursor: int
 
 

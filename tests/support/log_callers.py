@@ -103,7 +103,7 @@ class LogCaller:
 
     def ask(self, method: str, **body: object) -> httpx2.Response:
         """Return whatever comes back."""
-        service = EVENTS if method == "AppendBatch" else EPISODIC
+        service = EVENTS if method in ("AppendBatch", "Describe") else EPISODIC
         content = json.dumps({"namespace": self.namespace, **body})
         return self.desk.post(f"{service}/{method}", content)
 
@@ -149,6 +149,11 @@ class LogCaller:
         assert answer.headers["content-type"] == "application/x-ndjson"
         # Not `splitlines`: it splits at U+2028 and others too, which JSON need not escape.
         return [json.loads(line)["result"] for line in answer.text.split("\n") if line]
+
+    def extent(self) -> tuple[int, int]:
+        """Return the oldest cursor that is there, and the newest that was given."""
+        told = self.call("Describe")
+        return int(told.get("firstCursor", 0)), int(told.get("lastCursor", 0))
 
     def cursors(self, **bounds: object) -> list[int]:
         """Return the cursors of a range."""

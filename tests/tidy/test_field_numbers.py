@@ -98,6 +98,8 @@ NewEvent: string type=1, bytes payload=2, map<string,string> metadata=3, string 
 AppendBatchRequest: string namespace=1, repeated NewEvent events=2,
     optional uint64 expected_cursor=3, bool include_payload=4, string transaction_id=100
 AppendBatchResponse: repeated Event events=1
+DescribeRequest: string namespace=1
+DescribeResponse: uint64 first_cursor=1, uint64 last_cursor=2
 """
 
 JOBS = """
@@ -146,7 +148,7 @@ METHODS = {
     "mindd.semantic.v1.Semantic": "Upsert Search Delete Expire",
     "mindd.episodic.v1.Episodic": "Append Range* Tail* Expire",
     "mindgrid.v1.Records": "Get List Count SearchBatch",
-    "mindgrid.v1.Events": "AppendBatch",
+    "mindgrid.v1.Events": "AppendBatch Describe",
     "mindgrid.v1.Jobs": "Start Get List Cancel",
 }
 

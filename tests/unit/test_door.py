@@ -17,6 +17,7 @@ from mindgrid.api import openapi
 from mindgrid.api.app import Door
 from mindgrid.api.wire import status
 from mindgrid.cluster.client import Batch
+from mindgrid.cluster.logs import Extent
 from mindgrid.cluster.tails import Tail
 from mindgrid.shards import errors
 from mindgrid.shards.clock import Instant
@@ -84,6 +85,9 @@ class FakeLogs:
                 yield part
 
         return none()
+
+    async def describe(self, namespace: str) -> Extent:
+        return Extent(1, 0)
 
     async def tail(self, namespace: str, range: EventRange, historical: bool = False) -> Tail:
         raise errors.NotFound("namespace", namespace)

@@ -161,3 +161,18 @@ def test_what_names_no_bound_or_no_max_rows_is_refused(
     log.fill(3)
     assert log.refused("Expire", **SOFT, **bounds).startswith(f"{field}: ")
     assert log.cursors() == [1, 2, 3]
+
+
+def test_where_a_log_begins_and_ends_can_be_asked(log: LogCaller) -> None:
+    assert log.extent() == (1, 0)
+    log.fill(300)
+    assert log.extent() == (1, 300)
+    log.expire("SOFT_DELETE", beforeCursor=50)
+    assert log.extent() == (1, 300)
+    log.expire("HARD_DELETE", 10, beforeCursor=50)
+    assert log.extent() == (11, 300)
+    log.expire("HARD_DELETE", 1_000, beforeTime=FUTURE)
+    assert log.extent() == (301, 300)
+    last = log.extent()[1]
+    assert log.append(expectedCursor=last)["cursor"] == "301"
+    assert log.extent() == (301, 301)

@@ -35,6 +35,7 @@ def test_no_cursor_is_given_again_after_everything_was_removed(tmp_path: Path) -
         assert log.expire("HARD_DELETE", beforeTime=FUTURE) == 100
     with local_logs(tmp_path, Driver.LANCE) as local:
         log = local.desk.log()
+        assert log.extent() == (101, 100)
         assert log.range(includeDeleted=True) == []
         log.refused("Append", code=9, type="message", expectedCursor=0)
         assert log.append(dedupKey="k")["cursor"] == "101"

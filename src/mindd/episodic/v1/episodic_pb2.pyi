@@ -32,14 +32,18 @@ class _ExpireActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ExpireAc
     DESCRIPTOR: _descriptor.EnumDescriptor
     EXPIRE_ACTION_UNSPECIFIED: _ExpireAction.ValueType  # 0
     EXPIRE_ACTION_SOFT_DELETE: _ExpireAction.ValueType  # 1
+    """Tombstone: hidden from reads without `include_deleted`."""
     EXPIRE_ACTION_HARD_DELETE: _ExpireAction.ValueType  # 2
+    """Remove, tombstoned or not; the cursors are never given again."""
 
 class ExpireAction(_ExpireAction, metaclass=_ExpireActionEnumTypeWrapper):
     """Not the numbers of mindd.semantic.v1.ExpireAction."""
 
 EXPIRE_ACTION_UNSPECIFIED: ExpireAction.ValueType  # 0
 EXPIRE_ACTION_SOFT_DELETE: ExpireAction.ValueType  # 1
+"""Tombstone: hidden from reads without `include_deleted`."""
 EXPIRE_ACTION_HARD_DELETE: ExpireAction.ValueType  # 2
+"""Remove, tombstoned or not; the cursors are never given again."""
 Global___ExpireAction: _TypeAlias = ExpireAction  # noqa: Y015
 
 @_typing.final
@@ -88,17 +92,17 @@ class Event(_message.Message):
     """Provenance; stored and returned as given."""
     @_builtins.property
     def timestamp(self) -> _timestamp_pb2.Timestamp:
-        """Set by the server; never decreases within a namespace."""
+        """Set by the server; never decreases within a namespace. Events of one commit share it."""
 
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def supersedes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids of earlier events that this one revises."""
+        """Ids of earlier events that this one revises, as they were handed in."""
 
     @_builtins.property
     def deleted_at(self) -> _timestamp_pb2.Timestamp:
-        """Tombstone."""
+        """Tombstone: when another event superseded it, or Expire deleted it."""
 
     def __init__(
         self,
@@ -159,18 +163,31 @@ class AppendRequest(_message.Message):
     EXPECTED_CURSOR_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     type: _builtins.str
+    """What kind of event it is, in the writer's words; must be set. Up to 512 bytes, as `role`,
+    `session_id` and `dedup_key`.
+    """
     payload: _builtins.bytes
+    """Whatever the writer likes; a request has room for 32 MiB in all."""
     role: _builtins.str
+    """Who speaks, such as user, assistant or tool. Empty: nobody."""
     session_id: _builtins.str
+    """The conversation or run that it belongs to. Empty: none."""
     dedup_key: _builtins.str
-    """A repeat writes nothing and returns the stored event. Empty: no check."""
+    """A key that an event of the namespace has writes nothing and returns that event, whatever else
+    the request says. It is free again once the event is removed. Empty: no check.
+    """
     source: _builtins.str
+    """Provenance; stored and returned as given."""
     expected_cursor: _builtins.int
     """Append only if the log's last cursor is this one; 0: only if it is empty."""
     @_builtins.property
-    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Stored and returned; nothing filters by it."""
+
     @_builtins.property
-    def supersedes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def supersedes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ids of earlier events, which are tombstoned in the same commit. Unknown ones are ignored."""
+
     def __init__(
         self,
         *,
@@ -232,20 +249,29 @@ class RangeRequest(_message.Message):
     TYPE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     after_cursor: _builtins.int
-    """Exclusive bounds; 0 or unset: none."""
+    """Exclusive, as all bounds; 0: from the oldest event on."""
     before_cursor: _builtins.int
+    """0: to the newest event."""
     limit: _builtins.int
-    """0: all."""
+    """The most events returned; 0: all."""
     reverse: _builtins.bool
+    """Newest first."""
     include_deleted: _builtins.bool
+    """Return tombstoned events too."""
     session_id: _builtins.str
-    """Equality; empty: no filter."""
+    """Only events of this session; empty: of all."""
     role: _builtins.str
+    """Only events of this role; empty: of all."""
     type: _builtins.str
+    """Only events of this type; empty: of all."""
     @_builtins.property
-    def after_time(self) -> _timestamp_pb2.Timestamp: ...
+    def after_time(self) -> _timestamp_pb2.Timestamp:
+        """ANDed with the bounds by cursor. Events of one commit share their time: page by cursor."""
+
     @_builtins.property
-    def before_time(self) -> _timestamp_pb2.Timestamp: ...
+    def before_time(self) -> _timestamp_pb2.Timestamp:
+        """Unset: to the newest event."""
+
     def __init__(
         self,
         *,
@@ -282,13 +308,17 @@ class TailRequest(_message.Message):
     INCLUDE_DELETED_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     after_cursor: _builtins.int
-    """Read only with `include_historical`."""
+    """Where the replay begins; ignored without `include_historical`."""
     include_historical: _builtins.bool
-    """Replay first, then follow."""
+    """Replay what lies behind `after_cursor`, then follow. Unset: only what is appended from now on."""
     session_id: _builtins.str
+    """Only events of this session; empty: of all."""
     role: _builtins.str
+    """Only events of this role; empty: of all."""
     type: _builtins.str
+    """Only events of this type; empty: of all."""
     include_deleted: _builtins.bool
+    """Replay tombstoned events too. An event that is tombstoned later is not sent again."""
     def __init__(
         self,
         *,
@@ -320,11 +350,13 @@ class ExpireRequest(_message.Message):
     TRANSACTION_ID_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     before_cursor: _builtins.int
-    """Exclusive; at least one of the two bounds."""
+    """Exclusive; at least one of the two bounds must be set."""
     action: Global___ExpireAction.ValueType
+    """Must be set."""
     max_rows: _builtins.int
-    """Above 0: the most events touched."""
+    """The most events touched; must be above 0."""
     transaction_id: _builtins.str
+    """Makes a retry return the first result, for 10 minutes. Empty: one is chosen."""
     @_builtins.property
     def before_time(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -351,6 +383,7 @@ class ExpireResponse(_message.Message):
 
     AFFECTED_FIELD_NUMBER: _builtins.int
     affected: _builtins.int
+    """How many events were touched."""
     def __init__(
         self,
         *,

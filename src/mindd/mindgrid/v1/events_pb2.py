@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from mindd.episodic.v1 import episodic_pb2 as mindd_dot_episodic_dot_v1_dot_episodic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emindd/mindgrid/v1/events.proto\x12\x0bmindgrid.v1\x1a mindd/episodic/v1/episodic.proto\"\xea\x01\n\x08NewEvent\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x35\n\x08metadata\x18\x03 \x03(\x0b\x32#.mindgrid.v1.NewEvent.MetadataEntry\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x11\n\tdedup_key\x18\x06 \x01(\t\x12\x12\n\nsupersedes\x18\x07 \x03(\t\x12\x0e\n\x06source\x18\x08 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb1\x01\n\x12\x41ppendBatchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12%\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x15.mindgrid.v1.NewEvent\x12\x1c\n\x0f\x65xpected_cursor\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0finclude_payload\x18\x04 \x01(\x08\x12\x16\n\x0etransaction_id\x18\x64 \x01(\tB\x12\n\x10_expected_cursor\"?\n\x13\x41ppendBatchResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.mindd.episodic.v1.Event2Z\n\x06\x45vents\x12P\n\x0b\x41ppendBatch\x12\x1f.mindgrid.v1.AppendBatchRequest\x1a .mindgrid.v1.AppendBatchResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emindd/mindgrid/v1/events.proto\x12\x0bmindgrid.v1\x1a mindd/episodic/v1/episodic.proto\"\xea\x01\n\x08NewEvent\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\x12\x35\n\x08metadata\x18\x03 \x03(\x0b\x32#.mindgrid.v1.NewEvent.MetadataEntry\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x11\n\tdedup_key\x18\x06 \x01(\t\x12\x12\n\nsupersedes\x18\x07 \x03(\t\x12\x0e\n\x06source\x18\x08 \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xb1\x01\n\x12\x41ppendBatchRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12%\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x15.mindgrid.v1.NewEvent\x12\x1c\n\x0f\x65xpected_cursor\x18\x03 \x01(\x04H\x00\x88\x01\x01\x12\x17\n\x0finclude_payload\x18\x04 \x01(\x08\x12\x16\n\x0etransaction_id\x18\x64 \x01(\tB\x12\n\x10_expected_cursor\"?\n\x13\x41ppendBatchResponse\x12(\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x18.mindd.episodic.v1.Event\"$\n\x0f\x44\x65scribeRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\"=\n\x10\x44\x65scribeResponse\x12\x14\n\x0c\x66irst_cursor\x18\x01 \x01(\x04\x12\x13\n\x0blast_cursor\x18\x02 \x01(\x04\x32\xa3\x01\n\x06\x45vents\x12P\n\x0b\x41ppendBatch\x12\x1f.mindgrid.v1.AppendBatchRequest\x1a .mindgrid.v1.AppendBatchResponse\x12G\n\x08\x44\x65scribe\x12\x1c.mindgrid.v1.DescribeRequest\x1a\x1d.mindgrid.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,6 +42,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_APPENDBATCHREQUEST']._serialized_end=496
   _globals['_APPENDBATCHRESPONSE']._serialized_start=498
   _globals['_APPENDBATCHRESPONSE']._serialized_end=561
-  _globals['_EVENTS']._serialized_start=563
-  _globals['_EVENTS']._serialized_end=653
+  _globals['_DESCRIBEREQUEST']._serialized_start=563
+  _globals['_DESCRIBEREQUEST']._serialized_end=599
+  _globals['_DESCRIBERESPONSE']._serialized_start=601
+  _globals['_DESCRIBERESPONSE']._serialized_end=662
+  _globals['_EVENTS']._serialized_start=665
+  _globals['_EVENTS']._serialized_end=828
 # @@protoc_insertion_point(module_scope)

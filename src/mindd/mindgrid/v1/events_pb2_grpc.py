@@ -39,6 +39,11 @@ class EventsStub:
                 request_serializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.AppendBatchRequest.SerializeToString,
                 response_deserializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.AppendBatchResponse.FromString,
                 _registered_method=True)
+        self.Describe = channel.unary_unary(
+                '/mindgrid.v1.Events/Describe',
+                request_serializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.DescribeRequest.SerializeToString,
+                response_deserializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.DescribeResponse.FromString,
+                _registered_method=True)
 
 
 class EventsServicer:
@@ -51,6 +56,13 @@ class EventsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Describe(self, request, context):
+        """Returns where the log begins and ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EventsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_EventsServicer_to_server(servicer, server):
                     servicer.AppendBatch,
                     request_deserializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.AppendBatchRequest.FromString,
                     response_serializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.AppendBatchResponse.SerializeToString,
+            ),
+            'Describe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Describe,
+                    request_deserializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.DescribeRequest.FromString,
+                    response_serializer=mindd_dot_mindgrid_dot_v1_dot_events__pb2.DescribeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Events:
             '/mindgrid.v1.Events/AppendBatch',
             mindd_dot_mindgrid_dot_v1_dot_events__pb2.AppendBatchRequest.SerializeToString,
             mindd_dot_mindgrid_dot_v1_dot_events__pb2.AppendBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Describe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mindgrid.v1.Events/Describe',
+            mindd_dot_mindgrid_dot_v1_dot_events__pb2.DescribeRequest.SerializeToString,
+            mindd_dot_mindgrid_dot_v1_dot_events__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
