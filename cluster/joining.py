@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from pathlib import Path
@@ -44,6 +45,8 @@ def join(address: str, ray_namespace: str, storage: Path | None = None) -> None:
         address = os.environ.get("RAY_ADDRESS", address)
     if address != "auto":
         _check_answers(address)
+    # It warns that what the server turned on may be turned off.
+    logging.getLogger(authentication_token_setup.__name__).setLevel(logging.ERROR)
     # Ray reads RAY_AUTH_MODE when it is imported, which has happened; by itself it turns the
     # token on only where it finds the cluster by itself (docs/decisions/0003).
     authentication_token_setup.maybe_enable_token_auth_if_token_available(False)
@@ -96,6 +99,11 @@ def _is_same(one: str, other: str) -> bool:
 
 def _check_answers(address: str) -> None:
     """Raise Unavailable if nothing listens there: Ray itself would try for two minutes."""
+    if address.startswith(("http://", "https://")):
+        problem = (
+            "give the address behind `ray` in the line `ready …` of the server, or its storage"
+        )
+        raise Unavailable(f"the Ray cluster at {address}", problem)
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return

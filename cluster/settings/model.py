@@ -274,12 +274,13 @@ class Retention(Section):
 
     age: Annotated[Duration, Field(gt=0)] | None = Field(
         default=None,
-        description="Events older than this are removed; left out: none.",
+        description="Events older than this are removed within seconds, their dedup keys too; left "
+        "out: none.",
         examples=["30d"],
     )
     events: Annotated[Whole, Field(ge=1)] | None = Field(
         default=None,
-        description="All but the newest so many events are removed; left out: none.",
+        description="All but the newest so many events are removed, likewise; left out: none.",
         examples=["1000000"],
     )
 

@@ -114,6 +114,10 @@ def _namespace(space: Namespace, backends: list[str]) -> Iterator[Problem]:
             ("shards",),
             f"is {space.shards}, but an episodic namespace is one log in one order; write 1",
         )
+    if space.block == EPISODIC:
+        for name in ("text_search", "history", "recall"):
+            if name in space.model_fields_set:
+                yield (name,), "must be left out; an episodic namespace is not searched"
     if space.block == SEMANTIC and space.embedder is None:
         yield (
             ("embedder",),

@@ -309,6 +309,9 @@ def test_an_episodic_namespace_is_one_log_without_embedder(files: Files) -> None
     assert (line, "write 1" in problem) == (7, True)
     log = "  - {block: episodic, name: log, embedder: {provider: fake, dimensions: 8}}\n"
     assert "embeds nothing" in files.refusal(SMALL + log)[1]
+    for setting in ("history: {age: 7d}", "recall: 0.95", "text_search: english"):
+        log = f"  - {{block: episodic, name: log, {setting}}}\n"
+        assert "is not searched" in files.refusal(SMALL + log)[1]
 
 
 def test_a_log_keeps_what_its_retention_says(files: Files) -> None:
