@@ -9,7 +9,13 @@ from tests.tidy.repository import ROOT, named_paths
 
 from mindgrid.api import openapi
 from mindgrid.api.wire import codec
-from mindgrid.api.wire.events import AppendBatchRequest, AppendRequest, RangeRequest, TailRequest
+from mindgrid.api.wire.events import (
+    AppendBatchRequest,
+    AppendRequest,
+    DescribeRequest,
+    RangeRequest,
+    TailRequest,
+)
 from mindgrid.api.wire.events import ExpireRequest as ExpireEventsRequest
 from mindgrid.api.wire.messages import (
     CountRequest,
@@ -23,7 +29,7 @@ from mindgrid.api.wire.messages import (
 )
 from mindgrid.cluster.settings import load
 
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/log.md")
 REQUESTS: dict[str, type[Message]] = {
     "$URL/Upsert": UpsertRequest,
     "$URL/Search": SearchRequest,
@@ -34,6 +40,7 @@ REQUESTS: dict[str, type[Message]] = {
     "$LOG/Tail": TailRequest,
     "$LOG/Expire": ExpireEventsRequest,
     "$EVENTS/AppendBatch": AppendBatchRequest,
+    "$EVENTS/Describe": DescribeRequest,
     "$RECORDS/Get": GetRequest,
     "$RECORDS/List": ListRequest,
     "$RECORDS/Count": CountRequest,
@@ -90,7 +97,8 @@ def test_git_hooks_call_make_targets_and_fetch_nothing() -> None:
 
 def test_the_first_requests_of_the_readme_are_read_by_the_door() -> None:
     text = (ROOT / "README.md").read_text().replace("'$BEFORE'", "2026-01-01T00:00:00Z")
-    calls = re.findall(r"^curl (?:-N )?--json '(\{.*?\})' (\$\w+/\w+)$", text, re.M | re.S)
+    call = r"^(?:ID=\$\()?curl (?:-\w )?--json '(\{.*?\})' (\$\w+/\w+)(?:$| \|)"
+    calls = re.findall(call, text, re.M | re.S)
     assert len(calls) == text.count("--json '"), "a request has another form"
     assert {verb for _, verb in calls} == set(REQUESTS)
     namespaces = {one.name for one in load(ROOT / "deploy" / "mindgrid.yaml").namespaces}
