@@ -148,9 +148,8 @@ class Door:
 
 
 def _verbs(grid: Grid) -> dict[str, _Verb]:
-    writes = Writes()
-    semantic, records = Semantic(grid, writes), Records(grid)
-    episodic, events = Episodic(grid.logs, writes), Events(grid.logs, writes)
+    semantic, records = Semantic(grid, Writes()), Records(grid)
+    episodic, events = Episodic(grid.logs), Events(grid.logs)
     return {
         "/mindd.semantic.v1.Semantic/Upsert": _Verb(UpsertRequest, semantic.upsert),
         "/mindd.semantic.v1.Semantic/Search": _Verb(SearchRequest, semantic.search),

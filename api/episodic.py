@@ -26,7 +26,6 @@ from mindgrid.api.wire.events import (
     RangeRequest,
     TailRequest,
 )
-from mindgrid.api.writes import Writes
 from mindgrid.cluster.logs import Extent
 from mindgrid.cluster.tails import Tail
 from mindgrid.shards.clock import Instant
@@ -83,16 +82,16 @@ class Logs(Protocol):
 class Episodic:
     """The verbs of `mindd.episodic.v1.Episodic`."""
 
-    def __init__(self, logs: Logs, writes: Writes) -> None:
+    def __init__(self, logs: Logs) -> None:
         """Answer from `logs`."""
         self._logs = logs
-        self._writes = writes
 
     async def append(self, principal: Principal, message: AppendRequest) -> AppendResponse:
         """Write one event."""
         draft = convert.event_draft(message)
-        write = self._logs.append(message.namespace, [draft], message.expected_cursor, batch=False)
-        appended = await self._writes.to_its_end(write)
+        appended = await self._logs.append(
+            message.namespace, [draft], message.expected_cursor, batch=False
+        )
         return AppendResponse(event=convert.event(appended.events[0]))
 
     async def range(
@@ -114,7 +113,7 @@ class Episodic:
 
     async def expire(self, principal: Principal, message: ExpireRequest) -> ExpireResponse:
         """Tombstone or remove events of a window, oldest first."""
-        write = self._logs.expire(
+        expired = await self._logs.expire(
             message.namespace,
             convert.event_action(message.action),
             message.max_rows,
@@ -122,29 +121,26 @@ class Episodic:
             message.before_time,
             message.transaction_id,
         )
-        expired = await self._writes.to_its_end(write)
         return ExpireResponse(affected=expired.affected)
 
 
 class Events:
     """The verbs of `mindgrid.v1.Events`."""
 
-    def __init__(self, logs: Logs, writes: Writes) -> None:
+    def __init__(self, logs: Logs) -> None:
         """Answer from `logs`."""
         self._logs = logs
-        self._writes = writes
 
     async def append_batch(
         self, principal: Principal, message: AppendBatchRequest
     ) -> AppendBatchResponse:
         """Write many events under one run of cursors, or none."""
-        write = self._logs.append(
+        appended = await self._logs.append(
             message.namespace,
             [convert.event_draft(event) for event in message.events],
             message.expected_cursor,
             message.transaction_id,
         )
-        appended = await self._writes.to_its_end(write)
         events = [convert.event(one) for one in appended.events]
         if not message.include_payload:
             events = [replace(one, payload=b"") for one in events]
